@@ -42,8 +42,20 @@ const SECOND: &Names =
 pub(super) enum Unknown {
     /// There is no memory to ask.
     NoMemory,
-    /// The process does not see them: `chroot(2)` took them away, or it can open no files.
+    /// All descriptors are taken.
+    NoDescriptor,
+    /// The process does not see them: `chroot(2)` took them away, say.
     Unseen,
+}
+
+impl From<Errno> for Unknown {
+    fn from(why: Errno) -> Unknown {
+        match why {
+            Errno::NOMEM => Unknown::NoMemory,
+            Errno::MFILE | Errno::NFILE => Unknown::NoDescriptor,
+            _ => Unknown::Unseen,
+        }
+    }
 }
 
 impl From<TryReserveError> for Unknown {
@@ -125,7 +137,7 @@ fn own<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> 
 fn text(path: &CStr) -> Asked<String> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(Errno::MFILE | Errno::NFILE) => return Err(Unknown::Unseen),
+        Err(why @ (Errno::NOMEM | Errno::MFILE | Errno::NFILE)) => return Err(why.into()),
         Err(_) => return Ok(None),
     };
     let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
@@ -144,7 +156,7 @@ fn text(path: &CStr) -> Asked<String> {
 
 /// Those that the process is in, where it sees what they may have.
 fn groups() -> Result<String, Unknown> {
-    File::open(MOUNTS_PATH).map_err(|_| Unknown::Unseen)?;
+    File::open(MOUNTS_PATH)?;
     text(c"/proc/thread-self/cgroup")?.ok_or(Unknown::Unseen)
 }
 

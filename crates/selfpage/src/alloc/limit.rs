@@ -1,7 +1,7 @@
 //! The limit of the process's control groups, heeded without a thread: what is kept goes before blocks, what is kept and the object heap
 //! together reach it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use selfpage_core::addr::PAGE_BYTES;
 
@@ -17,7 +17,12 @@ const LEFT: usize = 16;
 /// So often who maps memory looks for a moment at which nobody has the allocator.
 const MOST_LOOKS: u32 = 200;
 
+/// After so much more a process looks again that had no descriptor left: by then it may have one.
+const AGAIN_BYTES: u64 = 16 << 20;
+
 static LOOKED: AtomicBool = AtomicBool::new(false);
+/// Once it had none: what the process will have taken when that is tried again.
+static NOT_BEFORE_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// What is left alone of a limit.
 pub(super) fn left_bytes(limit_bytes: usize) -> usize {
@@ -27,14 +32,18 @@ pub(super) fn left_bytes(limit_bytes: usize) -> usize {
 /// Whether it is time for [`look`]: the process has taken some MiB, something is to be kept ([`super::set_retention`]), and nobody has
 /// looked.
 pub fn is_due() -> bool {
-    !LOOKED.load(Ordering::Relaxed) && PAGES.take().is_worth_a_look()
+    if LOOKED.load(Ordering::Relaxed) {
+        return false;
+    }
+    let pages = PAGES.take();
+    pages.is_worth_a_look() && pages.counts.cold_bytes >= NOT_BEFORE_BYTES.load(Ordering::Relaxed)
 }
 
 /// Looks for the limit, unless somebody did. From now on blocks and what is kept stay below it, by a sixteenth of it and by what the
 /// object heap has ([`share`]): what is kept goes first.
 ///
 /// A limit that comes later, or changes, is found by the [keeper](super::keeper). A forked child looks for its own, and stays below its
-/// parent's until then; for good, where it sees no groups (`chroot(2)`), or can open no files.
+/// parent's until then; for good, where it sees no groups (`chroot(2)`), or never has a descriptor left.
 ///
 /// # Context
 /// May allocate: not for use underneath an allocator's lock. No point of cancellation.
@@ -43,11 +52,15 @@ pub fn look() {
         return;
     }
     let limit = cgroup::limit();
-    if limit == Err(Unknown::NoMemory) {
+    let mut pages = PAGES.take();
+    if let Err(Unknown::NoMemory | Unknown::NoDescriptor) = limit {
         // Another time.
+        if limit == Err(Unknown::NoDescriptor) {
+            // Not with each block: they may be taken for good.
+            NOT_BEFORE_BYTES.store(pages.counts.cold_bytes.saturating_add(AGAIN_BYTES), Ordering::Relaxed);
+        }
         return LOOKED.store(false, Ordering::Relaxed);
     }
-    let mut pages = PAGES.take();
     if let Ok(limit) = limit {
         // A forked child may have come out of its parent's group.
         pages.retention.limit_bytes = limit.unwrap_or(usize::MAX);
@@ -125,6 +138,7 @@ fn anonymous_bytes() -> usize {
 
 /// The child of a fork may come to be in another group.
 pub(super) fn forget() {
+    NOT_BEFORE_BYTES.store(0, Ordering::Relaxed);
     LOOKED.store(false, Ordering::Relaxed);
 }
 
@@ -144,8 +158,38 @@ mod tests {
             PAGES.take().retention.limit_bytes = 1 << 40;
             child::opens_nothing();
             look();
-            let pages = PAGES.take();
-            assert_eq!((pages.retention.limit_bytes, LOOKED.load(Ordering::Relaxed)), (1 << 40, true));
+            assert_eq!(PAGES.take().retention.limit_bytes, 1 << 40);
+        });
+    }
+
+    /// How many descriptors this process may have, from now on.
+    fn set_descriptors(count: libc::rlim_t) {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: test: the limit outlives the calls.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            limit.rlim_cur = count;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        }
+    }
+
+    #[test]
+    fn who_has_no_descriptor_left_looks_again_later() {
+        fork::register();
+        child::forked(|| {
+            let takes = |bytes| block::allocate(bytes, 1).unwrap();
+            forget();
+            takes(8 << 20);
+            assert!(is_due());
+            set_descriptors(0);
+            look();
+            assert!(!is_due(), "each block would look");
+            takes(64 << 20);
+            assert!(is_due(), "nobody looks again");
+            set_descriptors(64);
+            look();
+            takes(64 << 20);
+            assert!(!is_due());
         });
     }
 
