@@ -60,6 +60,8 @@ struct Pause {
     mask: SignalSet,
     domains: Vec<PausedDomain>,
     stores: Vec<PausedStore>,
+    /// Those of which the child gets no region.
+    withheld: Vec<PausedStore>,
     stack: Option<KeptStack>,
     locks: Locks,
     turn: Turn,
@@ -171,10 +173,10 @@ fn pause() -> Pause {
     let stack = KeptStack::keep(&alive);
     let mut domains = hold(alive);
     close_gates(&mut domains);
-    let mut stores = ready_stores(&domains);
+    let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
-    take_back(&mut stores, &domains);
-    Pause { mask, domains, stores, stack, locks, turn, _uncancelled: uncancelled }
+    let (stores, withheld) = take_back(stores, &domains);
+    Pause { mask, domains, stores, withheld, stack, locks, turn, _uncancelled: uncancelled }
 }
 
 extern "C" fn parent() {
@@ -199,6 +201,7 @@ extern "C" fn child() {
     upcall::forget_users();
     // Their locks are on what was opened, and would be held as long as the child lives.
     pause.locks.snapshot_files.iter().for_each(|file| file.let_go());
+    pause.withheld.iter().for_each(|paused| paused.store.let_go_in_child());
     // Every place first: what is mapped from here on, be it by an allocation, may come to lie in one.
     for domain in &pause.domains {
         if domain.shared.is_err() {
@@ -327,16 +330,13 @@ fn ready_stores(domains: &[PausedDomain]) -> Vec<PausedStore> {
     stores
 }
 
-/// Keeps only the stores of which the child gets regions: of others it would hold what the parent has, as long as it lives.
-fn take_back(stores: &mut Vec<PausedStore>, domains: &[PausedDomain]) {
+/// The stores of which the child gets regions, and the others: of those it would hold what the parent has, as long as it lives.
+fn take_back(stores: Vec<PausedStore>, domains: &[PausedDomain]) -> (Vec<PausedStore>, Vec<PausedStore>) {
     let given: Vec<_> = domains.iter().filter(|domain| domain.shared.is_ok()).flat_map(PausedDomain::stores).collect();
-    stores.retain(|paused| {
-        let is_given = given.iter().any(|store| paused.is(store));
-        if !is_given {
-            paused.store.after_fork_in_parent();
-        }
-        is_given
-    });
+    let is_given = |paused: &PausedStore| given.iter().any(|store| paused.is(store));
+    let (stores, withheld): (_, Vec<_>) = stores.into_iter().partition(is_given);
+    withheld.iter().for_each(|paused| paused.store.after_fork_in_parent());
+    (stores, withheld)
 }
 
 impl PausedStore {

@@ -262,6 +262,12 @@ impl FileStore {
         })
     }
 
+    /// This process has no part in it.
+    fn ancestors(&self) -> StoreError {
+        let cause = io::Error::other("it is an ancestor's, and this process was forked without it");
+        StoreError { object: self.object.clone(), cause, remedy: "make one of its own in the child" }
+    }
+
     /// There can be no further child.
     fn full_family(&self) -> StoreError {
         let cause = io::Error::new(io::ErrorKind::QuotaExceeded, format!("{MEMBERS} processes share it already"));
@@ -315,6 +321,9 @@ impl BackingStore for FileStore {
     }
 
     fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<(), StoreError> {
+        if self.bloks.me().is_none() {
+            return Err(self.ancestors());
+        }
         self.file.numbered().check(found).map_err(|cause| StoreError {
             object: self.object.clone(),
             cause: io::Error::other(format!("it is descriptor {number}, and {cause}")),
@@ -332,8 +341,7 @@ impl BackingStore for FileStore {
 
     fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
         if self.bloks.me().is_none() {
-            let cause = io::Error::other("it is an ancestor's, and this process was forked without it");
-            return Err(StoreError { object: self.object.clone(), cause, remedy: "make one of its own in the child" });
+            return Err(self.ancestors());
         }
         let file = self.reopened(table_of)?;
         // The child's lock is held from now on, first by us: it never looks dead before it has lived.
@@ -370,6 +378,11 @@ impl BackingStore for FileStore {
         self.bloks.adopt(member);
         forget_engines();
         self.reclaiming.store(false, Ordering::Release);
+    }
+
+    fn let_go_in_child(&self) {
+        // The parent's lock is on what it opened.
+        self.file.let_go();
     }
 }
 

@@ -64,10 +64,12 @@ pub struct WriteBlok<'a> {
 /// A store that goes on in a forked child wants these calls, in this order:
 /// 1. The domain comes to rest: no call on the store is under way, and no pager thread starts before step 3.
 /// 2. [`before_fork`](BackingStore::before_fork) on the thread that is about to fork.
-/// 3. After the fork, whether it worked or not, [`after_fork_in_parent`](BackingStore::after_fork_in_parent) on that thread; before it, where
-///    the child is to have no region of the store after all, and then the child makes no call;
+/// 3. After the fork, whether it worked or not, [`after_fork_in_parent`](BackingStore::after_fork_in_parent) on that thread;
 ///    and [`after_fork_in_child`](BackingStore::after_fork_in_child) in the child, before it uses the store and before it
 ///    starts pager threads: they copy its descriptor table.
+///
+/// Where the child is to have no region of the store after all, `after_fork_in_parent` comes before the fork, and
+/// [`let_go_in_child`](BackingStore::let_go_in_child) is the child's only call.
 ///
 /// A child without them (`vfork`, `posix_spawn`, a bare `clone`) must leave the store alone, and needs none of them.
 pub trait BackingStore: Send + Sync {
@@ -171,6 +173,12 @@ pub trait BackingStore: Send + Sync {
     /// # Context
     /// Normal.
     fn after_fork_in_child(&self) {}
+
+    /// Lets go of what the child has of its parent, and would hold as long as it lives.
+    ///
+    /// # Context
+    /// Normal.
+    fn let_go_in_child(&self) {}
 }
 
 /// A store that the program has a handle to as well, or that several regions use.
@@ -221,6 +229,10 @@ impl<S: BackingStore + ?Sized> BackingStore for Arc<S> {
 
     fn after_fork_in_child(&self) {
         (**self).after_fork_in_child();
+    }
+
+    fn let_go_in_child(&self) {
+        (**self).let_go_in_child();
     }
 }
 

@@ -226,6 +226,51 @@ fn a_child_without_the_regions_keeps_nothing_in_their_stores() {
     .well();
 }
 
+/// The one that has the store ends first, and is begun anew.
+#[test]
+fn a_child_without_the_regions_does_not_keep_their_store_from_others() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("store");
+        let (ends, end) = io::pipe().unwrap();
+        let mut end = Some(end);
+        let program = fork(|| {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = FileStore::create(&path, (4 * ALL * PAGE) as u64).unwrap();
+            let _region = numbered(&domain, Trap::Worker, Arc::new(store));
+            let _other = numbered(&domain, Trap::Worker, not_for_children());
+            let _child = fork(|| {
+                // It lives until the test closes the last copy.
+                drop(end.take());
+                io::read_to_string(&ends).is_ok()
+            });
+            // SAFETY: test: ends as one that is killed does, with nothing dropped.
+            unsafe { libc::_exit(0) }
+        });
+        assert_eq!(program.wait(), 0);
+        let again = FileStore::create(&path, 1 << 20);
+        drop(end);
+        again.expect("who had it has ended");
+    })
+    .well();
+}
+
+#[test]
+fn a_child_without_the_regions_is_told_that_their_store_is_none_for_its_own() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = Arc::new(file_store());
+        let _region = numbered(&domain, Trap::Worker, store.clone());
+        let _other = numbered(&domain, Trap::Worker, not_for_children());
+        forked(|| {
+            let own = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let why = own.region(PAGE).stored_in(store.clone()).expect_err("it is the parent's").to_string();
+            assert!(why.contains("an ancestor's") && why.contains("one of its own"), "{why}");
+        });
+    })
+    .well();
+}
+
 /// What a snapshot or a sample has kept of it is nothing that a child has.
 #[test]
 fn a_region_that_went_before_the_fork_leaves_its_place_to_the_child() {
