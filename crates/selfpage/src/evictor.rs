@@ -72,6 +72,7 @@ pub(crate) fn run(inner: &Inner) {
         let saves = saves && save::room(state) > 0;
         let want = if saves { reserve.saturating_sub(stack.ready()).max(8) } else { SEARCH };
         let available = stack.demand.available.count();
+        let begun_ns = state.mmu.now_ns();
         let evicted = {
             let mut policy = inner.policy.lock().unwrap_or_else(PoisonError::into_inner);
             evict::evict(state, &mut **policy, want)
@@ -80,8 +81,8 @@ pub(crate) fn run(inner: &Inner) {
         // What is queued for a store that fails comes back.
         let mut enough = saves && evicted.ready + evicted.queued > 0;
         if !enough {
-            let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
-            since.note(evicted, stack.begun(), seen);
+            let since = vain.get_or_insert_with(|| Vain::new(inner, seen, begun_ns + patience_ns));
+            since.note(evicted, stack.begun(), seen, begun_ns);
             enough = since.freed >= FEWEST;
         }
         if enough {
@@ -142,11 +143,13 @@ fn await_wanted(inner: &Inner, seen: u32, unasked_us: &mut u32) -> bool {
 }
 
 /// A time without success, or with little where pages cannot be saved.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Vain {
     deadline_ns: u64,
     /// The count of [`selfpage_core::shortage::Demand::wanted`] from before it began; or, once a frame was freed, from before the last look.
     asked: u32,
+    /// When the last look began.
+    begun_ns: u64,
     /// [`Inner::saver_turns`] when it began.
     turns: u64,
     /// Suggestions of the policy that were looked at since all that it knows were.
@@ -162,17 +165,17 @@ struct Vain {
 }
 
 impl Vain {
-    fn from_now(inner: &Inner, asked: u32, patience_ns: u64) -> Vain {
+    fn new(inner: &Inner, asked: u32, deadline_ns: u64) -> Vain {
         let turns = inner.saver_turns.load(Ordering::SeqCst);
-        let deadline_ns = inner.state().mmu.now_ns() + patience_ns;
         let tried_to_save = inner.state().stack.saving() > 0;
-        Vain { deadline_ns, asked, turns, looked_at: 0, freed: 0, freed_any: false, tried_all: false, tried_to_save }
+        Vain { deadline_ns, asked, turns, tried_to_save, ..Vain::default() }
     }
 
-    /// An eviction of a domain with so many frames, those that are gone again among them, came to this, begun when the count of those who
-    /// had asked was `seen`. Each frame is listed once at most, also where its page was dropped and the frame given up: nobody tells the
+    /// An eviction of a domain with so many frames, those that are gone again among them, came to this, begun at `begun_ns`, when the count of
+    /// those who had asked was `seen`. Each frame is listed once at most, also where its page was dropped and the frame given up: nobody tells the
     /// policy. But it may say anything.
-    fn note(&mut self, evicted: Evicted, frames: u32, seen: u32) {
+    fn note(&mut self, evicted: Evicted, frames: u32, seen: u32, begun_ns: u64) {
+        self.begun_ns = begun_ns;
         if self.looked_at == 0 {
             self.freed = 0;
         }
@@ -188,15 +191,19 @@ impl Vain {
         self.tried_to_save |= evicted.queued > 0;
     }
 
+    /// Whether a look was in vain when it had lasted long enough. The time alone says nothing: the process may have been stopped (SIGSTOP) for
+    /// all of it, and devices let go meanwhile.
+    fn has_lasted(&self) -> bool {
+        self.tried_all && self.begun_ns > self.deadline_ns
+    }
+
     /// Whether it has lasted long enough, and the saver cannot end it: it has nothing to do, or it has failed with what it
     /// began since. A store that takes its time is no shortage.
     fn proves_shortage(self, inner: &Inner) -> bool {
         let state = inner.state();
         let turns = inner.saver_turns.load(Ordering::SeqCst);
         let began_anew = self.turns + 2 + (self.turns & 1);
-        self.tried_all
-            && state.mmu.now_ns() > self.deadline_ns
-            && (state.stack.saving() == 0 || (turns >= began_anew && state.save_error().is_some()))
+        self.has_lasted() && (state.stack.saving() == 0 || (turns >= began_anew && state.save_error().is_some()))
     }
 }
 
@@ -236,41 +243,40 @@ pub(crate) fn save(inner: &Inner) {
 mod tests {
     use super::*;
 
-    const BEGUN: Vain = Vain {
-        deadline_ns: 0,
-        asked: 0,
-        turns: 0,
-        looked_at: 0,
-        freed: 0,
-        freed_any: false,
-        tried_all: false,
-        tried_to_save: false,
-    };
-
     #[test]
     fn many_that_must_stay_do_not_prove_that_all_must() {
-        let mut vain = BEGUN;
+        let mut vain = Vain::default();
         // Pinned pages, as many as one eviction looks at, in a domain that wants more than that.
         let pinned = Evicted { kept: 1024, looked_at: 1024, ..Evicted::default() };
-        (0..1023).for_each(|_| vain.note(pinned, 1 << 20, 1));
+        (0..1023).for_each(|_| vain.note(pinned, 1 << 20, 1, 0));
         assert!(!vain.tried_all);
-        vain.note(pinned, 1 << 20, 1);
+        vain.note(pinned, 1 << 20, 1, 0);
         assert!(vain.tried_all, "each frame was looked at");
-        let mut few = BEGUN;
-        few.note(Evicted { kept: 3, looked_at: 3, was_all: true, ..Evicted::default() }, 1 << 20, 1);
+        let mut few = Vain::default();
+        few.note(Evicted { kept: 3, looked_at: 3, was_all: true, ..Evicted::default() }, 1 << 20, 1, 0);
         assert!(few.tried_all, "the policy knew of no more");
     }
 
     #[test]
     fn the_same_few_pages_again_and_again_are_few() {
-        let mut vain = BEGUN;
+        let mut vain = Vain::default();
         let one = Evicted { ready: 1, kept: 15, looked_at: 16, ..Evicted::default() };
         for seen in 1..100 {
-            vain.note(one, 64, seen);
+            vain.note(one, 64, seen, 0);
             assert!(vain.freed < FEWEST, "all were looked at, and came again");
             assert_eq!(vain.asked, seen, "whoever asked before was served");
         }
-        vain.note(Evicted { ready: FEWEST, looked_at: 16, ..Evicted::default() }, 64, 100);
+        vain.note(Evicted { ready: FEWEST, looked_at: 16, ..Evicted::default() }, 64, 100, 0);
         assert!(vain.freed >= FEWEST);
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_looks_once_more() {
+        let mut vain = Vain { deadline_ns: 1000, ..Vain::default() };
+        let none = Evicted { kept: 3, looked_at: 3, was_all: true, ..Evicted::default() };
+        vain.note(none, 64, 1, 1000);
+        assert!(!vain.has_lasted(), "however late it is now");
+        vain.note(none, 64, 1, 1001);
+        assert!(vain.has_lasted());
     }
 }

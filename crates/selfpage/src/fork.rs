@@ -23,7 +23,6 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
 
 use arrayvec::ArrayString;
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
@@ -285,15 +284,15 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
     domains
 }
 
-/// How long a fork waits while nothing of what a domain has in frames alone goes to where a child can have it: a filter of the program's may
-/// forbid for good what would map it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a fork waits while nothing of what a domain has in frames alone goes to where a child can have it: a filter of the program's may
+/// forbid for good what would map it. It comes to ten seconds; those in which the process is stopped (SIGSTOP) are none.
+const PATIENCE: u32 = 40_000;
 
 /// Closes the gates of all domains, or none and tries again: whoever is inside one may wait for a lock of the kernel's whose holder
 /// waits to get into another. A child gets nothing of a domain that cannot be drained.
 fn close_gates(domains: &mut [PausedDomain]) {
-    // The first domain that is in the way, the least that it had left, what it had saved, and since when.
-    let mut stuck = (usize::MAX, 0, 0, Instant::now());
+    // The first domain that is in the way, the least that it had left, what it had saved, and how often this has waited since.
+    let mut stuck = (usize::MAX, 0, 0, 0);
     let open = |domains: &[PausedDomain]| {
         domains.iter().enumerate().find_map(|(at, domain)| Some((at, domain.try_close_gate().err()?)))
     };
@@ -303,10 +302,12 @@ fn close_gates(domains: &mut [PausedDomain]) {
         }
         if let Open::Undrained(pages) = why {
             let saved = domains[at].inner.state().counters.read().bytes_saved;
-            let (last, least, saved_then, since) = stuck;
+            let (last, least, saved_then, times) = stuck;
             if at != last || pages < least || saved > saved_then {
-                stuck = (at, pages, saved, Instant::now());
-            } else if since.elapsed() > PATIENCE {
+                stuck = (at, pages, saved, 0);
+            } else if times < PATIENCE {
+                stuck = (last, least, saved_then, times + 1);
+            } else {
                 domains[at].shared = Err(format!("{pages} of its pages can neither be saved nor mapped"));
             }
         }
@@ -466,6 +467,7 @@ fn die_inherited(bound: &Bound, why: Errno) -> ! {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo};
     use selfpage_core::policy::{Policy, Use};

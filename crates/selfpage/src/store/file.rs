@@ -72,8 +72,10 @@ impl FileStore {
         let path = path.as_ref();
         let begun = Instant::now();
         loop {
+            // Before it tries: it may be stopped (SIGSTOP) then, until the other has ended.
+            let may_wait = begun.elapsed() < ENDING;
             match FileStore::try_create(path, capacity_bytes) {
-                Err(error) if error.cause.kind() == io::ErrorKind::ResourceBusy && begun.elapsed() < ENDING => {
+                Err(error) if error.cause.kind() == io::ErrorKind::ResourceBusy && may_wait => {
                     std::thread::sleep(ENDING / 100);
                 }
                 done => return done,
