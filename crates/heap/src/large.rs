@@ -212,14 +212,14 @@ extern "C" fn selfpage_heap_may_have_medium_pages() -> bool {
 pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
     // SAFETY: heap-block: the caller found it to be a block of the page allocator.
-    or_enomem(block.and_then(|block| with_room(block, size, |block| unsafe { alloc::resize(block, size) })))
+    or_enomem(block.and_then(|block| with_room(block, size, || unsafe { alloc::resize(block, size) })))
 }
 
 /// Resizes a block, with what comes before and behind that.
-fn with_room<T>(block: NonNull<u8>, size: usize, resize: impl FnOnce(NonNull<u8>) -> T) -> T {
+fn with_room<T>(block: NonNull<u8>, size: usize, resize: impl FnOnce() -> T) -> T {
     begin_to_keep();
     make_room(size.saturating_sub(alloc::usable_bytes(block).unwrap_or(0)));
-    let resized = resize(block);
+    let resized = resize();
     look_for_limit();
     resized
 }
@@ -229,11 +229,10 @@ fn with_room<T>(block: NonNull<u8>, size: usize, resize: impl FnOnce(NonNull<u8>
 /// # Safety
 /// *heap-block*: a live block of the page allocator, and nobody uses what is cut off.
 pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
-    let resize = |block| {
+    NonNull::new(block).is_some_and(|block| {
         // SAFETY: heap-block: passed on from our caller.
-        unsafe { alloc::resize_in_place(block, size) }
-    };
-    NonNull::new(block).is_some_and(|block| with_room(block, size, resize))
+        with_room(block, size, || unsafe { alloc::resize_in_place(block, size) })
+    })
 }
 
 /// Whether its address is of these blocks'.

@@ -40,25 +40,15 @@ pub fn register_with(outer: Outer) {
 pub fn register() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as the allocator is used.
     REGISTERED.get_or_make(|| unsafe {
-        libc::pthread_atfork(Some(before), Some(parent_after), Some(child_after));
+        libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
-}
-
-extern "C" fn before() {
-    prepare();
-}
-extern "C" fn parent_after() {
-    parent();
-}
-extern "C" fn child_after() {
-    child();
 }
 
 /// Before a fork: brings the allocator to rest. This thread may go on to use it.
 ///
 /// A handler of a signal may have interrupted this thread where it has the lock. Then nothing comes to rest: it goes on with what it was
 /// doing on both sides, and until then neither may use the allocator.
-pub fn prepare() {
+pub extern "C" fn prepare() {
     bring_to_rest(OUTER.get());
 }
 
@@ -98,7 +88,7 @@ fn try_to_rest() -> bool {
 }
 
 /// After a fork, in the parent.
-pub fn parent() {
+pub extern "C" fn parent() {
     go_on(OUTER.get());
 }
 
@@ -115,7 +105,7 @@ fn go_on(outer: Option<&Outer>) {
 }
 
 /// After a fork, in the child.
-pub fn child() {
+pub extern "C" fn child() {
     keeper::forget();
     limit::forget();
     WORKERS.forget_others();

@@ -4,7 +4,6 @@ use std::fs;
 use std::io::{self, IoSliceMut};
 use std::iter;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
@@ -38,7 +37,6 @@ const MOST_IN_TRAP: usize = 16;
 /// # Source
 /// Nemesis §6.6: a stretch driver over a file system in place of the USBS.
 pub struct File {
-    path: PathBuf,
     /// Past the page cache, if the file system has that.
     direct: Option<Descriptor>,
     /// Through the page cache: the last part of a page, and whenever the other must not wait.
@@ -143,9 +141,8 @@ impl Opened {
 
 impl File {
     pub(crate) fn new(opened: Opened, noted: Noted, tails: Table<AtomicU16>) -> File {
-        let Opened { path, direct, buffered, first, access, .. } = opened;
+        let Opened { direct, buffered, first, access, .. } = opened;
         File {
-            path,
             direct,
             buffered,
             first,
@@ -158,11 +155,6 @@ impl File {
             way_opened: false.into(),
             lost: 0.into(),
         }
-    }
-
-    /// The file's path, as it was opened.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     fn tail_len(&self, index: u64) -> u64 {
@@ -466,12 +458,6 @@ fn not_zero(bytes: &PageBytes, range: Range<usize>) -> impl Iterator<Item = Rang
         end += stretch.len();
         (stretch[0] != 0).then_some(start..end)
     })
-}
-
-impl AsFd for File {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.buffered.borrow()
-    }
 }
 
 #[cfg(test)]
