@@ -61,6 +61,47 @@ fn what_does_not_fit_is_told_and_the_rest_is_safe() {
     }
 }
 
+#[test]
+fn a_file_that_is_used_again_has_room_for_as_much_and_takes_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_) = on_a_disk(dir.path(), 2 * REGION_BYTES) else { return };
+    let path = dir.path().join("store");
+    for run in 0..3 {
+        let most_bytes = FileStore::most_bytes(&path).unwrap();
+        assert!(most_bytes > 2 * REGION_BYTES as u64 - (1 << 20), "{most_bytes} bytes in run {run}");
+        let store = FileStore::create(&path, most_bytes).unwrap();
+        let used = used_bytes(dir.path());
+        assert!(used < 1 << 20, "{used} bytes at the beginning of run {run}");
+        claim_written(&store, (REGION_BYTES / PAGE_BYTES) as u32);
+    }
+}
+
+#[test]
+fn the_room_for_a_store_is_where_its_file_is_and_not_its_name() {
+    let [dir, elsewhere] = ["/tmp", "/var/tmp"].map(|dir| tempfile::tempdir_in(dir).unwrap());
+    let Some(_) = on_a_disk(dir.path(), 1 << 20) else { return };
+    let (link, file) = (dir.path().join("link"), elsewhere.path().join("store"));
+    std::os::unix::fs::symlink("between", &link).unwrap();
+    std::os::unix::fs::symlink(&file, dir.path().join("between")).unwrap();
+    // It is not there yet, and then it is.
+    for _ in 0..2 {
+        let most_bytes = FileStore::most_bytes(&link).unwrap();
+        assert!(most_bytes > 1 << 20, "{most_bytes} bytes");
+        FileStore::create(&link, 1 << 20).unwrap();
+        assert!(file.is_file());
+    }
+    std::fs::remove_file(dir.path().join("between")).unwrap();
+    std::os::unix::fs::symlink("link", dir.path().join("between")).unwrap();
+    assert!(FileStore::most_bytes(&link).is_err());
+}
+
+#[test]
+fn where_a_file_system_states_no_size_there_is_room_for_any_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_) = on_a_disk(dir.path(), 0) else { return };
+    assert!(FileStore::most_bytes(dir.path().join("store")).unwrap() > 1 << 40);
+}
+
 const REGION_BYTES: usize = 8 << 20;
 const WORDS: usize = PAGE_BYTES / 8;
 

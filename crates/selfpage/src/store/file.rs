@@ -1,6 +1,7 @@
 //! A store in a file or on a block device.
 
 use std::fmt;
+use std::fs::read_link;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, StatVfs};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, stat, statvfs, unlink};
 use rustix::io::{Errno, pread, pwrite};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
@@ -21,7 +22,7 @@ use super::engine::{BEYOND_LIMIT, IoChoice, forget_engines, read_in_trap};
 use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, is_locked, lock, unlock};
 use super::zeros::holds_nothing;
-use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
+use super::{BackingStore, Blok, MOST_PAGES, ReadBlok, StoreError, WriteBlok, blok_count};
 use crate::doctor::limits::TELL;
 use crate::error::SystemError;
 
@@ -93,10 +94,9 @@ impl FileStore {
         has_name(path)?;
         let count = blok_count(&object, capacity_bytes)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(0o600)).map_err(|errno| {
             // Of a link it is the directory of what it names that is missing.
-            let dir = if path.is_symlink() { path } else { dir };
+            let dir = if path.is_symlink() { path } else { directory_of(path) };
             not_made(&object, dir, errno)
         })?;
         let kind = FileType::from_raw_mode(fstat(&file).map_err(refused(&object))?.st_mode);
@@ -116,6 +116,10 @@ impl FileStore {
         if !is_scratch(&file, kind).map_err(refused(&object))? {
             let cause = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something that is not a store's");
             return Err(StoreError { object, cause, remedy: "remove it, or name another" });
+        }
+        if kind == FileType::RegularFile {
+            // What an earlier run has left would take its space beside what is saved.
+            ftruncate(&file, 0).map_err(refused(&object))?;
         }
         FileStore::new(object, file, kind, count)
     }
@@ -141,23 +145,24 @@ impl FileStore {
     }
 
     /// How large a store at `path` can be at most, or in it where that is a directory: all of a device; else what the file system has
-    /// room for, and the limit on the size of files allows. A page of it is for the mark.
+    /// room for, with what a file there takes already, and the limit on the size of files allows. A page of it is for the mark.
     ///
     /// # Errors
     /// That cannot be told.
     pub fn most_bytes(path: impl AsRef<Path>) -> io::Result<u64> {
         let path = path.as_ref();
-        let kind = stat(path).map(|about| FileType::from_raw_mode(about.st_mode));
-        let bytes = if kind == Ok(FileType::BlockDevice) {
-            let device = open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
-            seek(&device, SeekFrom::End(0))?
-        } else {
-            let dir = if kind == Ok(FileType::Directory) { path } else { path.parent().unwrap_or(path) };
-            let room = statvfs(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?;
-            let limit = limit::of_this_process(Resource::FileSize).map_err(SystemError::into_io)?;
-            (room.f_bavail * room.f_frsize).min(limit.unwrap_or(u64::MAX))
+        let bytes = match stat(path).map(|about| (FileType::from_raw_mode(about.st_mode), about.st_blocks)) {
+            Ok((FileType::BlockDevice, _)) => {
+                let device = open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
+                seek(&device, SeekFrom::End(0))?
+            }
+            about => {
+                let taken_bytes = if let Ok((FileType::RegularFile, blocks)) = about { blocks as u64 * 512 } else { 0 };
+                let limit = limit::of_this_process(Resource::FileSize).map_err(SystemError::into_io)?;
+                free_bytes(&file_system(path)?).saturating_add(taken_bytes).min(limit.unwrap_or(u64::MAX))
+            }
         };
-        Ok((bytes / PAGE_BYTES as u64).saturating_sub(1) * PAGE_BYTES as u64)
+        Ok((bytes / PAGE_BYTES as u64).saturating_sub(1).min(MOST_PAGES) * PAGE_BYTES as u64)
     }
 
     fn new(object: String, file: OwnedFd, kind: FileType, count: u32) -> Result<FileStore, StoreError> {
@@ -470,6 +475,24 @@ fn write_mark(file: &OwnedFd) -> io::Result<bool> {
     Err(Errno::INVAL.into())
 }
 
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The file system of what has the name, or of where that would be made.
+fn file_system(path: &Path) -> io::Result<StatVfs> {
+    match (statvfs(path), read_link(path)) {
+        (Err(Errno::NOENT), Ok(place)) => file_system(&directory_of(path).join(place)),
+        (Err(Errno::NOENT), Err(_)) => Ok(statvfs(directory_of(path))?),
+        (found, _) => Ok(found?),
+    }
+}
+
+/// What one may still have of a file system. Of one that states no size, as a ramfs, any number.
+fn free_bytes(of: &StatVfs) -> u64 {
+    if of.f_blocks == 0 { u64::MAX } else { of.f_bavail.saturating_mul(of.f_frsize) }
+}
+
 /// That the path is not an empty one, by which the kernel finds nothing.
 fn has_name(path: &Path) -> Result<(), StoreError> {
     if !path.as_os_str().is_empty() {
@@ -501,7 +524,7 @@ fn refused<E: Into<io::Error>>(object: &str) -> impl Fn(E) -> StoreError {
             Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => "name a place where you may write",
             Some(Errno::NOSPC | Errno::DQUOT) => "free disk space, or name a place on another disk",
             Some(Errno::BUSY) => "unmount the device, or name another",
-            Some(Errno::FBIG) => "ask for less: the file system has no files that large",
+            Some(Errno::FBIG) => "ask for less, or name another file system: this one has no files that large",
             Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
             _ => "name another place",
         };

@@ -259,6 +259,9 @@ impl std::error::Error for StoreError {
     }
 }
 
+/// The most that a store can hold: with blok 0, as many as a number can tell apart.
+const MOST_PAGES: u64 = u32::MAX as u64 - 1;
+
 /// How many bloks a store of this size has, blok 0 included.
 fn blok_count(object: &str, capacity_bytes: u64) -> Result<u32, StoreError> {
     let wrong = |cause: &str, remedy| StoreError {
