@@ -449,7 +449,7 @@ impl Region {
             };
         }
         let all = || bound.has_all("flush", range);
-        let Some(pager) = &bound.pager else { return all() };
+        let pager = &bound.pager;
         // Here, for what may take as long as a disk: on pager threads those of several flushes would leave none for anything else.
         let _turn = pager.syncs_over_forks().then(|| inner.syncing.begin());
         let sync = move || {

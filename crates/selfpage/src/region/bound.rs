@@ -50,7 +50,7 @@ pub(crate) struct Bound {
     pub(super) region: Box<region::Region>,
     /// What `region` points to; in this order, so that the pager, and what is refused, go before their tables.
     _reference: Box<PagerAt>,
-    pub(super) pager: Option<Box<dyn Pager>>,
+    pub(super) pager: Box<dyn Pager>,
     pub(crate) asking: Asking,
     _pager_tables: Option<Arena>,
     _tables: Arena,
@@ -137,7 +137,7 @@ impl Bound {
         let bound = Bound {
             region: Box::new(region),
             _reference: reference,
-            pager: Some(pager),
+            pager,
             _pager_tables: pager_tables,
             _tables: tables,
             means,
@@ -308,7 +308,7 @@ impl Bound {
     /// Drops all of its pages, also what is pinned: nobody may use the region any more.
     fn discard_all(&self, inner: &Inner) {
         let all = self.region.range;
-        let _ = match self.pager.as_ref().is_some_and(|pager| pager.keeps_untouched()) {
+        let _ = match self.pager.keeps_untouched() {
             true => inner.discard(all),
             false => self.discard_touched(inner, all),
         };
@@ -320,10 +320,8 @@ impl Bound {
     /// As for [`Inner::discard`].
     pub(super) fn discard_used(&self, inner: &Inner, range: PageRange) -> std::result::Result<(), (PageNo, Failure)> {
         // A tracker that has armed pages is told of all of them.
-        let looks_at_all = range.count < LARGE
-            || self.region.trap.is_tracked()
-            || self.is_clone
-            || self.pager.as_ref().is_some_and(|pager| pager.forgets_untouched());
+        let looks_at_all =
+            range.count < LARGE || self.region.trap.is_tracked() || self.is_clone || self.pager.forgets_untouched();
         if looks_at_all { inner.discard(range) } else { self.discard_touched(inner, range) }
     }
 
@@ -469,12 +467,6 @@ impl Bound {
 
     pub(crate) fn store(&self) -> Option<&Arc<dyn BackingStore>> {
         self.means.store.as_ref()
-    }
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        drop((self.pager.take(), self.means.lent.take()));
     }
 }
 

@@ -46,7 +46,7 @@ impl Bound {
     pub(crate) fn is_anonymous(&self) -> bool {
         // A pager that neither saves a page nor could hand it on does not know what is in it.
         let defines = |pager: &dyn Pager| !pager.saves() && pager.keeps_in().is_some();
-        self.store().is_some() || self.pager.as_deref().is_some_and(defines)
+        self.store().is_some() || defines(&*self.pager)
     }
 
     pub(crate) fn name(&self) -> &str {
