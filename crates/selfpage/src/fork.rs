@@ -349,7 +349,7 @@ impl PausedStore {
 
 impl PausedDomain {
     fn stores(&self) -> impl Iterator<Item = &Arc<dyn BackingStore>> {
-        self.regions.values().filter(|bound| bound.is_shared()).filter_map(|bound| bound.store())
+        self.regions.values().filter_map(|bound| bound.store())
     }
 
     fn try_close_gate(&self) -> Result<(), Open> {
@@ -398,8 +398,7 @@ impl PausedDomain {
     fn find_files(&mut self) -> Result<(), String> {
         let table_of = self.inner.table_thread.load(Ordering::Acquire);
         // Two regions may use one file.
-        let regions = self.regions.values().filter(|bound| bound.is_shared());
-        let numbers = regions.flat_map(|bound| bound.own_descriptors()).collect();
+        let numbers = self.regions.values().flat_map(|bound| bound.own_descriptors()).collect();
         self.files = OwnFiles::of(table_of, &numbers).map_err(|why| {
             let remedy = match why.raw_os_error() {
                 Some(libc::ENOENT) => ": mount /proc",

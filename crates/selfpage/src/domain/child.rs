@@ -244,15 +244,14 @@ fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles, reserved: 
     let before: Vec<_> = regions.values().map(|bound| (bound, bound.lent_now())).collect();
     regions.values().filter_map(|bound| bound.core().pager()).for_each(Pager::forked);
     let anew: Vec<RawFd> = before.iter().flat_map(|(bound, before)| bound.lent_over_fork(before)).collect();
-    let shared = || regions.values().filter(|bound| bound.is_shared());
     // What nobody names any more nobody would let go of.
-    let named: Vec<RawFd> = shared().flat_map(|bound| bound.descriptors()).collect();
+    let named: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
     let mut astray: Vec<_> = files.ways().collect();
     astray.retain(|way| named.contains(&way.1) && !anew.contains(&way.1));
     // Nothing is there, whatever reserves it.
     let reserved: Vec<RawFd> = reserved.numbers().collect();
     let mut all = Vec::new();
-    for bound in shared() {
+    for bound in regions.values() {
         let own = bound.own_descriptors();
         for number in bound.descriptors() {
             let way = astray.iter().find(|way| way.1 == number);
@@ -275,7 +274,7 @@ fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles, reserved: 
             }
         }
     }
-    let lent = shared().flat_map(|bound| bound.lent_descriptors()).collect();
+    let lent = regions.values().flat_map(|bound| bound.lent_descriptors()).collect();
     Ok(Kept { all, lent, astray, reserved })
 }
 

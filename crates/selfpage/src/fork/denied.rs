@@ -18,8 +18,7 @@ const REMEDY: &str = "a forked child must open it anew: keep the right to that, 
 pub(crate) fn check(inner: &Inner) -> Result<()> {
     // fork(2) is no point of cancellation, and files are.
     let _uncancelled = Uncancelled::begin();
-    let stores: Vec<_> =
-        inner.regions().values().filter(|bound| bound.is_shared()).filter_map(|bound| bound.store().cloned()).collect();
+    let stores: Vec<_> = inner.regions().values().filter_map(|bound| bound.store().cloned()).collect();
     let mut known = Vec::new();
     // No other thread forks meanwhile: its child would have what is opened here.
     let _turn = undisturbed::lock(&TURN);

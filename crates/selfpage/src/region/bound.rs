@@ -61,8 +61,6 @@ pub(crate) struct Bound {
     pub(super) len_bytes: usize,
     /// Its pages may be dropped from now on. Changed and asked for with the domain's regions held.
     leaving: AtomicBool,
-    /// Whether the pager threads have its descriptors. Changed and asked for with the domain's regions held.
-    shared: AtomicBool,
     /// It has or had contents of another region's, at pages that nobody has used.
     is_clone: bool,
     /// Whose its dirty bits are.
@@ -146,7 +144,6 @@ impl Bound {
             len_bytes,
             asking,
             leaving: AtomicBool::new(false),
-            shared: AtomicBool::new(false),
             is_clone: builder.source.is_some(),
             tracker: Owner::default(),
             place: Place::new(start..start + len_bytes),
@@ -176,14 +173,13 @@ impl Bound {
         let bound = &*self;
         inner.on_pager_thread(move || bound.register(descriptors, &bound.addresses()))?;
         // What another region's pager has in common with ours, pager threads have already, and of a store's file the program no more.
-        let known = |number: &RawFd| regions.values().any(|bound| bound.shared_descriptors().contains(number));
+        let known = |number: &RawFd| regions.values().any(|bound| bound.descriptors().contains(number));
         let (known, numbers): (Vec<RawFd>, Vec<RawFd>) = self.descriptors().into_iter().partition(known);
         // Before it can be found: an access by an old address would fail, and its page with it.
         inner.has_descriptors(&self, &known)?;
         inner.share_descriptors(&self, &numbers)?;
         self.show(inner, &regions, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
         regions.insert(self.region.range.first.0, self.clone());
-        self.shared.store(true, Ordering::Relaxed);
         // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
         inner.hide_descriptors_of(&self, &numbers);
         drop(regions);
@@ -293,8 +289,8 @@ impl Bound {
             if empty {
                 regions.remove(&core.range.first.0);
                 let parts = inner.on_pager_thread(move || inner.parts_of(self));
-                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.shared_descriptors()).collect();
-                let mut numbers = self.shared_descriptors();
+                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
+                let mut numbers = self.descriptors();
                 numbers.retain(|number| !used.contains(number));
                 // Still under the lock: the next region's descriptors may come at these numbers.
                 inner.release_descriptors(&numbers);
@@ -445,16 +441,6 @@ impl Bound {
         self.own_descriptors().into_iter().chain(stores).collect()
     }
 
-    /// Whether pager threads have its descriptors. The caller has the domain's regions.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.shared.load(Ordering::Relaxed)
-    }
-
-    /// The descriptors that pager threads have for it. The caller has the domain's regions.
-    fn shared_descriptors(&self) -> Vec<RawFd> {
-        if self.is_shared() { self.descriptors() } else { Vec::new() }
-    }
-
     /// Whether a forked child gets a part of the region.
     pub(crate) fn give_to_child(&self, part: &Range<usize>, child: Advice) -> std::result::Result<(), Errno> {
         // SAFETY: owned-range: the region is ours; only what a child gets of it changes.
@@ -487,7 +473,6 @@ mod tests {
     use selfpage_core::pager::PagerError;
 
     use super::*;
-    use crate::child::forked;
     use crate::domain::Domain;
     use crate::over_memory::over_memory;
     use crate::pager::UserPager;
@@ -545,44 +530,20 @@ mod tests {
         }
     }
 
-    /// Until it has left the map, others come and go.
     #[test]
-    fn what_a_region_names_that_was_refused_pager_threads_do_not_have_for_it() {
+    fn what_regions_name_in_common_pager_threads_have_until_the_last_of_them_ends() {
         let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
         let inner = domain.life().inner.clone();
         let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
         let numbers = files.each_ref().map(AsRawFd::as_raw_fd);
         let lend = |numbers: &[RawFd]| domain.region(PAGE_BYTES).user(Names(numbers.to_vec())).unwrap();
-        let is_there = |number| inner.on_pager_thread(move || fcntl_getfd(borrow_number(number)).is_ok());
-        let (first, refused) = (lend(&numbers[..1]), lend(&numbers));
-        // As where something else is at the second number.
-        inner.release_descriptors(&numbers[1..]);
-        refused.bound.shared.store(false, Ordering::Relaxed);
-        let second = lend(&numbers[1..]);
-        assert!(numbers.into_iter().all(is_there));
-        drop(first);
-        assert!(!is_there(numbers[0]));
+        let are_there =
+            || numbers.map(|number| inner.on_pager_thread(move || fcntl_getfd(borrow_number(number)).is_ok()));
+        let (both, second) = (lend(&numbers), lend(&numbers[1..]));
+        assert_eq!(are_there(), [true, true]);
+        drop(both);
+        assert_eq!(are_there(), [false, true]);
         drop(second);
-        assert!(!is_there(numbers[1]));
-        drop(refused);
-    }
-
-    struct NotForChildren(MemoryStore);
-
-    impl BackingStore for NotForChildren {
-        over_memory!(0: claim, release, reads_in_trap, read, write);
-
-        fn before_fork(&self, _: i32) -> std::result::Result<(), StoreError> {
-            Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" })
-        }
-    }
-
-    #[test]
-    fn what_the_store_of_a_region_that_was_refused_says_of_a_fork_is_nothing_to_a_child() {
-        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
-        let region = domain.region(PAGE_BYTES).zero().unwrap();
-        let refused = domain.region(PAGE_BYTES).stored(NotForChildren(MemoryStore::new(1 << 20).unwrap())).unwrap();
-        refused.bound.shared.store(false, Ordering::Relaxed);
-        forked(|| region.pin(0, PAGE_BYTES).map(drop).unwrap());
+        assert_eq!(are_there(), [false, false]);
     }
 }
