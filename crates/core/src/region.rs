@@ -165,7 +165,8 @@ impl Region {
     /// Ends what it is to a clone, or as one.
     ///
     /// # Context
-    /// Normal, with the gate closed; for one that has not been linked, and has no clone, it need not be.
+    /// Normal, with the gate closed; it need not be for one that has not been linked, and has no clone, nor where neither it nor its clone
+    /// lacks a page: nobody has to have one from the other then.
     pub fn part(&self) {
         if let Some(source) = self.source()
             && self.is_linked()
@@ -181,7 +182,7 @@ impl Region {
 
     /// Its clone.
     pub fn heir(&self) -> Option<&Region> {
-        // SAFETY: region-in-map: linked regions part, with the gate closed, before either leaves the map.
+        // SAFETY: region-in-map: linked regions part, at the latest where the gate is closed for one of them to leave the map.
         unsafe { self.heir.load(Ordering::Acquire).as_ref() }
     }
 

@@ -21,6 +21,7 @@ use crate::page::{State, Word};
 use crate::pager::{Context, FillPage, PagerError};
 use crate::region::Region;
 use crate::stack;
+use crate::sync::race;
 use crate::trace::Counters;
 use crate::tracer::Kind;
 
@@ -44,16 +45,22 @@ pub(super) fn inherit_ahead(domain: &DomainState, context: Context, clone: &Regi
 /// Trap or PagerThread, inside the gate, as the owner of neither page.
 pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, page: PageNo) -> Step {
     let Some(word) = clone.word(page) else { return Step::Again };
+    let index = clone.index(page);
     let Some(source) = clone.source() else {
-        if !clone.sets.inherited.contains(clone.index(page)) {
+        if !clone.sets.inherited.contains(index) {
             // It got the page since its caller looked, and the source has another clone by now.
             return Step::Again;
         }
         // It went with pages that could not be had.
         return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Orphaned)));
     };
+    race();
     let moved = domain.cut.moved.count();
     if !clone.is_linked() {
+        // After the count: whoever parts the two, or gives the clone up, has it lack nothing before, and signals afterwards, or not at all.
+        if !clone.sets.inherited.contains(index) {
+            return Step::Again;
+        }
         // What it is to have is known at the cut, for which whoever makes it may need a pager thread.
         return Step::AwaitCut(moved);
     }
@@ -70,7 +77,6 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
         domain.stack.give(domain.mmu, frame, 1);
         return Step::Again;
     }
-    let index = clone.index(page);
     let copied = match clone.sets.inherited.contains(index) {
         true => copy(domain, context, source, source.range.first.plus(index), frame),
         false => Err(Step::Again),

@@ -467,3 +467,34 @@ fn a_clone_whose_cut_is_not_made_is_a_region_of_its_own() {
         assert!(clone.source().is_none() && source.heir().is_none());
     });
 }
+
+/// The last page that a clone lacked comes between two looks of somebody else's, and its source has another clone made.
+#[test]
+fn nobody_waits_for_the_cut_of_a_clone_that_lacks_nothing_more() {
+    on_stage_with_a_clone(|stage, clone| {
+        let (domain, source) = (&stage.world.domain, stage.region);
+        let page = clone.range.first.plus(stage.index());
+        copy_first::join(domain, source);
+        stage.write(1);
+        copy_first::cut(domain, &[source], || clone.link()).unwrap();
+        inherit::go_on(domain, clone);
+        for other in clone.range.pages().filter(|other| *other != page) {
+            range::discard(domain, Context::Normal, PageRange { first: other, count: 1 }).unwrap();
+        }
+        let fetch = move |context| {
+            let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
+            assert_eq!(fault::resolve(domain, context, fault), Outcome::Resolved);
+        };
+        scheduler::spawn("is late", Role::Domain, move || fetch(Context::Normal));
+        scheduler::spawn("others", Role::Domain, move || {
+            // Two at the page's word, and then it has found out which its source is.
+            (0..3).for_each(|_| scheduler::block(Does::Watching));
+            fetch(Context::PagerThread);
+            assert_eq!((clone.sets.inherited.next(0), clone.source().is_some()), (None, true));
+            source.part();
+            copy_first::cut(domain, &[source], || ()).unwrap();
+        });
+        scheduler::run_by_looks().unwrap();
+        assert_eq!(stage.world.mmu.read(page), Some([1, 0]));
+    });
+}
