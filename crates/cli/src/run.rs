@@ -71,6 +71,8 @@ const PASSED_ON: [i32; 19] = [
 ];
 /// What the kernel sends for a terminal, to all that are in its foreground. Others come of this process's own: a timer survives an exec.
 const OF_TERMINALS: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGCONT, SIGWINCH];
+/// Of these, what says that the terminal is gone: where it goes by itself, to the leader of its session alone.
+const OF_ITS_END: [i32; 2] = [SIGHUP, SIGCONT];
 /// The place of pages that stay.
 const NO_STORE: &str = "none";
 
@@ -356,9 +358,14 @@ fn is_for_the_program(origin: &Origin) -> bool {
     match origin.signal {
         // The end of a child is that of the program. What our caller ignored is listened for nevertheless.
         SIGCHLD => !matches!(origin.cause, Cause::Chld(_)) && !ignored::is(SIGCHLD),
+        signal if origin.cause == Cause::Kernel && OF_ITS_END.contains(&signal) => leads_session(),
         // What a terminal sends, it sends to the program as well.
         signal => origin.cause != Cause::Kernel || !OF_TERMINALS.contains(&signal),
     }
+}
+
+fn leads_session() -> bool {
+    rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
 }
 
 fn pass_on(child: &Child, signal: i32) {

@@ -1,6 +1,7 @@
 //! `selfpage run` as whoever starts it meets it. What it does to programs, the tests of what it preloads show.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -69,6 +70,17 @@ fn seen<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// The number of `sleep 60`, which the tool runs.
+fn sleeper(tool: u32) -> String {
+    let children = format!("/proc/{tool}/task/{tool}/children");
+    seen("no program", || {
+        let pid = std::fs::read_to_string(&children).ok()?.trim().to_owned();
+        // The tool asks the loader first, without an argument.
+        let is_it = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|said| said == b"sleep\x0060\0");
+        is_it.then_some(pid)
+    })
+}
+
 fn send(pid: u32, signal: i32) {
     // SAFETY: test: numbers.
     assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0);
@@ -95,13 +107,7 @@ fn what_its_caller_has_blocked_is_blocked_in_the_program_alone() {
     // It waits for the program, not for the tool.
     let run = blocking(&["sleep", "60"]).spawn().unwrap();
     let tool = run.id();
-    let children = format!("/proc/{tool}/task/{tool}/children");
-    let program = seen("no program", || {
-        let pid = std::fs::read_to_string(&children).ok()?.trim().to_owned();
-        // The tool asks the loader first, without an argument.
-        let is_it = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|said| said == b"sleep\x0060\0");
-        is_it.then_some(pid)
-    });
+    let program = sleeper(tool);
     send(tool, libc::SIGTERM);
     seen("the signal is not passed on", || {
         let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap();
@@ -109,6 +115,43 @@ fn what_its_caller_has_blocked_is_blocked_in_the_program_alone() {
     });
     send(program.parse().unwrap(), libc::SIGKILL);
     assert_eq!(ends(run).0, Some(128 + libc::SIGKILL));
+}
+
+/// A terminal: its master's side, and the other one.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let mut name = [0; 64];
+    // SAFETY: test: descriptors that were just made, and a name as long as said.
+    unsafe {
+        let master = libc::posix_openpt(flags);
+        assert!(libc::grantpt(master) == 0 && libc::unlockpt(master) == 0);
+        assert_eq!(libc::ptsname_r(master, name.as_mut_ptr(), name.len()), 0);
+        let other = libc::open(name.as_ptr(), flags);
+        assert!(other >= 0);
+        (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(other))
+    }
+}
+
+/// The kernel tells the leader of the terminal's session alone.
+#[test]
+fn that_its_terminal_is_gone_reaches_the_program_where_the_tool_leads_the_session() {
+    programs::build(&["selfpage-malloc"]);
+    let (master, other) = terminal();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    run.args(["run", "--", "sleep", "60"]).stdin(other).stdout(Stdio::null());
+    let lead = || {
+        // SAFETY: test: numbers.
+        let leads = unsafe { libc::setsid() > 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 };
+        if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: test: two system calls.
+    let run = unsafe { run.pre_exec(lead) }.spawn().unwrap();
+    let program = sleeper(run.id());
+    drop(master);
+    let (code, _) = ends(run);
+    // Where the tool was killed for it, it is there still.
+    let _ = Command::new("kill").args(["-KILL", &program]).stderr(Stdio::null()).status();
+    assert_eq!(code, Some(128 + libc::SIGHUP));
 }
 
 const MEANS_NOTHING: [(i32, &str); 3] = [(libc::SIGCHLD, "CHLD\n"), (libc::SIGPIPE, "PIPE\n"), (libc::SIGURG, "URG\n")];
