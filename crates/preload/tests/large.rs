@@ -70,6 +70,10 @@ fn mappings_move_without_being_read() {
 /// What is known of a mapping that stays the kernel's changes as a whole, however many stretches of it count.
 #[test]
 fn address_space_that_is_used_in_stretches_opens_and_ends_about_as_fast_as_in_the_kernel() {
+    let most: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+    if most < 60_000 {
+        return run::skip("mappings", "a process may have too few mappings: sysctl vm.max_map_count=65530");
+    }
     let Some(ran) = case("stretches") else { return };
     assert!(number(&ran) < 4, "{} times the kernel's time", number(&ran));
 }

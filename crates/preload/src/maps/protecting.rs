@@ -16,9 +16,9 @@ impl Maps {
         key: Key,
     ) -> Result<usize, Errno> {
         self.unless_sealed(&left)?;
-        // What is counted changes by its stretches.
-        let counted = self.reserved.count_within(&left) + self.unmanaged.count_within(&left);
-        self.has_room(self.parts(left.clone()).count() + counted)?;
+        let parts = self.parts(left.clone()).count();
+        self.has_room(parts)?;
+        self.may_note_unmanaged_access(&left, prot, parts)?;
         while let Some((part, range)) = self.next(&mut left) {
             let (there, change) = (range.clone(), key.change(prot));
             match part {

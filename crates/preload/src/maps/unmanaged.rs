@@ -10,6 +10,16 @@ use crate::sys::{self, call};
 pub(super) const ASIDE: usize = 1 << 63;
 
 impl Maps {
+    /// An error where the change of access of a range may not fit that has so many parts: as many stretches as it takes from the one set come
+    /// to the other.
+    pub(super) fn may_note_unmanaged_access(&self, range: &Range<usize>, prot: i32, parts: usize) -> Result<(), Errno> {
+        let (from, to) = match prot & ACCESS {
+            libc::PROT_NONE => (&self.unmanaged, &self.reserved),
+            _ => (&self.reserved, &self.unmanaged),
+        };
+        if to.has_room(from.count_within(range) + 2 * parts + 2) { Ok(()) } else { Err(libc::ENOMEM) }
+    }
+
     /// Anonymous memory counts as long as it can be accessed.
     pub(super) fn note_unmanaged_access(&mut self, range: &Range<usize>, prot: i32) {
         let (from, to) = match prot & ACCESS {
