@@ -174,6 +174,7 @@ impl Fork {
                 sys::store(self.child, thread::id() as i32);
             }
             if pid == 0 && self.asks(libc::CLONE_CHILD_CLEARTID) {
+                keep_for_end(self.flags, self.child);
                 call(libc::SYS_set_tid_address, [self.child, 0, 0, 0, 0, 0]);
             }
             pid as isize

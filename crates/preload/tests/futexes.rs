@@ -35,6 +35,7 @@ fn threads_that_the_program_made_itself_are_seen_to_end() {
     case("cleared", &["--frames", "8M"]);
     // The C library has a second name for it.
     case_of(&["-Dclone=__clone"], "cleared", &["--frames", "8M"]);
+    case("cleared_in_a_fork", &["--frames", "8M"]);
 }
 
 /// Samples take pages away for a moment, to see whether they are used.

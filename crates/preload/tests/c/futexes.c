@@ -160,8 +160,30 @@ static void cleared(void) {
   send_out(other);
   CHECK(was == gettid() && in_core(other));
 }
+// So is the first thread of a child that is made a fork, by the others.
+static uint32_t *in_child;
+static volatile int ends_now;
+static void *sees_it_end(void *n) {
+  while (!ends_now) usleep(1000);
+  usleep(200000);
+  _exit(*in_child != 0);
+}
+static void cleared_in_a_fork(void) {
+  in_child = absent(77);
+  pid_t child = syscall(SYS_clone, CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | SIGCHLD, 0, 0, in_child, 0);
+  CHECK(child >= 0);
+  if (!child) {
+    pthread_t t;
+    CHECK(*in_child == (uint32_t)getpid() && !pthread_create(&t, 0, sees_it_end, 0));
+    flood(), send_out(in_child);
+    ends_now = 1;
+    syscall(SYS_exit, 1);
+  }
+  wait_ok(child);
+  CHECK(*in_child == 77);
+}
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"inherit", inherit}, {"by_number", by_number}, {"cleared", cleared}};
+  {"inherit", inherit}, {"by_number", by_number}, {"cleared", cleared}, {"cleared_in_a_fork", cleared_in_a_fork}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); puts("ok"); return 0; }
