@@ -129,28 +129,31 @@ pub fn is_own(tid: u32) -> bool {
 }
 
 /// Whether there are threads of the program's beside the calling one, also such as nobody counted: made by clone(2), past the C library.
-/// `None` where there is no telling.
+/// One that ends meanwhile is one: it may have begun another, which the list lacks. `None` where there is no telling.
 pub fn others_run() -> Option<bool> {
-    let (own, mut all_known) = (thread::id(), true);
+    let (own, first, mut all_known) = (thread::id(), sys::pid(), true);
     for (tid, folder) in selfpage::task::each().ok()? {
-        if tid == own || is_own(tid) {
+        if tid.is_some_and(|tid| tid == own || is_own(tid)) {
             continue;
         }
         match std::fs::read_to_string(folder.join("stat")) {
-            Ok(stat) if runs_the_program(&stat) => return Some(true),
-            // It ends the moment that it is read about.
+            // The first one stays until all others are gone.
+            Ok(stat) if tid == Some(first) && has_ended(&stat) => {}
+            // The kernel keeps it for I/O.
+            Ok(stat) if is_for_io(&stat) && !has_ended(&stat) => {}
             Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => all_known = false,
-            _ => {}
+            _ => return Some(true),
         }
     }
     all_known.then_some(false)
 }
 
-/// Neither a thread that has ended but is not gone yet, nor one that the kernel keeps for I/O, does.
-fn runs_the_program(stat: &str) -> bool {
-    let name = stat.split_once('(').map_or("", |(_, rest)| rest);
-    let state = stat.rsplit_once(") ").map_or("X", |(_, rest)| rest);
-    !name.starts_with("iou-") && !state.starts_with(['Z', 'X'])
+fn is_for_io(stat: &str) -> bool {
+    stat.split_once('(').is_some_and(|(_, name)| name.starts_with("iou-"))
+}
+
+fn has_ended(stat: &str) -> bool {
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// In a forked child one thread is left.

@@ -77,6 +77,11 @@ fn a_thread_may_begin_as_a_filter_is_set() {
 }
 
 #[test]
+fn a_process_goes_on_whose_threads_hand_it_on_to_one_another() {
+    ends("handed_on", 8);
+}
+
+#[test]
 fn a_filter_may_forbid_to_look_for_the_last_thread() {
     ends("last_by_return", 0);
 }

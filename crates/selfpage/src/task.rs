@@ -13,28 +13,22 @@ use rustix::thread::gettid;
 
 const TASKS: &str = "/proc/self/task";
 
-/// Each thread's number, as gettid(2) says it, and its folder in /proc. One that ends meanwhile may be left out.
+/// Each thread's number, as gettid(2) says it, and its folder in /proc; `None`: it has ended meanwhile.
 ///
 /// # Context
 /// Normal or PagerThread.
 ///
 /// # Errors
 /// What the kernel does not tell: there is no /proc, or one that does not know this process, or no descriptor to be had.
-pub fn each() -> io::Result<Vec<(u32, PathBuf)>> {
+pub fn each() -> io::Result<Vec<(Option<u32>, PathBuf)>> {
     let numbers = Numbers::of_proc();
     let folders = std::fs::read_dir(TASKS)?.map(|task| Ok(task?.path())).collect::<io::Result<Vec<_>>>()?;
-    let mut tasks = Vec::with_capacity(folders.len());
-    for folder in folders {
-        if let Some(number) = numbers.of(&folder)? {
-            tasks.push((number, folder));
-        }
-    }
-    Ok(tasks)
+    folders.into_iter().map(|folder| Ok((numbers.of(&folder)?, folder))).collect()
 }
 
 /// The folder of one thread. Where there is none it is a name that nothing has.
 pub(crate) fn folder(thread: u32) -> PathBuf {
-    let found = || each().ok()?.into_iter().find_map(|(number, folder)| (number == thread).then_some(folder));
+    let found = || each().ok()?.into_iter().find_map(|(number, folder)| (number == Some(thread)).then_some(folder));
     folder_at_hand(thread).or_else(found).unwrap_or_else(|| named(thread))
 }
 
@@ -94,7 +88,7 @@ mod tests {
         });
         let number = told.recv().unwrap();
         let all = each().unwrap();
-        let listed = all.iter().find(|task| task.0 == number).unwrap();
+        let listed = all.iter().find(|task| task.0 == Some(number)).unwrap();
         assert_eq!(listed.1, folder(number));
         let status = std::fs::read_to_string(listed.1.join("status")).unwrap();
         assert_eq!(innermost(&status), Some(number));

@@ -191,6 +191,21 @@ static void set_as_a_thread_begins(void) {
   CHECK(!pthread_join(other, 0));
   say_ok(), _exit(8);
 }
+// Threads that hand the rest on to one another, and end, after the first has: at each moment there is one.
+static time_t until;
+static void *hands_on(void *unused) {
+  pthread_t thread;
+  if (time(0) >= until) work(), say_ok(), exit(8);
+  int failed;
+  while ((failed = pthread_create(&thread, 0, hands_on, 0))) CHECK(failed == EAGAIN);
+  CHECK(!pthread_detach(pthread_self()));
+  return unused;
+}
+static void handed_on(void) {
+  until = time(0) + 8;
+  forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS);
+  hands_on(0), pthread_exit(0);
+}
 static void executed(void) {
   forbid(SYS_unshare, SECCOMP_RET_ERRNO | ENOSYS);
   execl("/bin/echo", "echo", "ok", (char *)0);
@@ -200,7 +215,7 @@ static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
-  CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins),
+  CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(handed_on),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
