@@ -118,6 +118,13 @@ pub fn read_small<'a>(path: &CStr, text: &'a mut [u8]) -> &'a [u8] {
     text.get(..len).unwrap_or_default()
 }
 
+/// Lets a millisecond pass. The C library's sleep is a point of cancellation, where a thread must not end that is in a call of ours.
+pub fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    // SAFETY: raw-call: the time outlives the call.
+    unsafe { call(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
+}
+
 /// How much of a resource the process may have, such as bytes of addresses (`RLIMIT_AS`).
 pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };

@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use selfpage::cancel::Uncancelled;
 use selfpage_core::linux::thread;
 use selfpage_heap::next;
 
@@ -104,9 +105,11 @@ fn is_last() -> bool {
     if ALIVE.fetch_sub(1, Ordering::SeqCst) != 1 {
         return false;
     }
+    // The process ends now. A thread that was cancelled, and has met no point of that, would end by itself where the first one is met.
+    std::mem::forget(Uncancelled::begin());
     // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is. A filter may forbid to look.
     while !filters::are_set() && others_run() == Some(true) {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        sys::pause();
     }
     true
 }

@@ -43,7 +43,7 @@ macro_rules! cases {
 
 cases! {
     storm, threads, fork_amid, fork_amid_signals, fork_from_thread, fork_with_libraries, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, robust_again, robust_unlocked, own_stacks, signals,
-    main_ends_first, all_end_at_once, quick, zero_copy, lend_to_pipe,
+    main_ends_first, last_is_cancelled, all_end_at_once, quick, zero_copy, lend_to_pipe,
 }
 
 #[test]

@@ -10,7 +10,6 @@
 //! zero: that is what this prevents.
 #![allow(unsafe_code)]
 
-mod cancel;
 mod denied;
 mod held;
 mod once;
@@ -34,6 +33,7 @@ use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::linux::thread as own_thread;
 use selfpage_core::policy::Policy;
 
+use crate::cancel::Uncancelled;
 use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Inner, Open, Part, Regions};
 use crate::error::{Error, Kind};
@@ -43,7 +43,6 @@ use crate::trap::{thread, upcall};
 use crate::undisturbed::{self, Locked};
 use crate::{descriptors, dirty, protection, snapshot};
 
-use cancel::Uncancelled;
 pub(crate) use denied::check;
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;

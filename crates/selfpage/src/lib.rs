@@ -22,6 +22,8 @@
 
 pub mod alloc;
 mod arena;
+#[doc(hidden)]
+pub mod cancel;
 #[cfg(test)]
 #[path = "../tests/child/mod.rs"]
 mod child;

@@ -20,6 +20,7 @@ use selfpage_core::region::Access;
 use selfpage_core::sync;
 pub use selfpage_core::tracer::{Event, Kind};
 
+use crate::cancel::Uncancelled;
 use crate::domain::Inner;
 use crate::error::{self, Error, Result};
 use crate::store::Descriptor;
@@ -310,6 +311,7 @@ impl Writing {
 
     /// Waits until what has happened so far is written.
     pub(crate) fn flush(&self, inner: &Inner) {
+        let _uncancelled = Uncancelled::begin();
         let wanted = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         self.wake.signal(inner.state().mmu);
         while self.written.load(Ordering::SeqCst) < wanted

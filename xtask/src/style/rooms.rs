@@ -12,6 +12,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/core/src/tables", "page tables in memory that the program supplies"),
     ("crates/selfpage/src/alloc", "blocks of memory: what is under an allocator has only addresses"),
     ("crates/selfpage/src/arena", "the mappings that core's tables are carved from"),
+    ("crates/selfpage/src/cancel", "the C library's cancellation of threads"),
     ("crates/selfpage/src/dirty", "watching the program's memory"),
     ("crates/selfpage/src/pool", "the mapping of a domain's frames"),
     ("crates/selfpage/src/region", "the mappings of regions, and typed views of them"),

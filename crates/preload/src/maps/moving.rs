@@ -1,7 +1,6 @@
 //! mremap(2) on managed mappings.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
@@ -572,7 +571,7 @@ fn return_contents(managed: &Managed, from: Range<usize>, old: usize) {
         if unsafe { managed.move_contents(from.clone(), old) }.is_ok() {
             return;
         }
-        std::thread::sleep(Duration::from_millis(1));
+        sys::pause();
     }
     sys::abort("a mapping can neither be moved nor stay")
 }

@@ -438,6 +438,13 @@ static void main_ends_first(void) {
   CHECK(!pthread_create(&t, 0, last, 0) && !pthread_detach(t));
   pthread_exit(0);
 }
+// Cancelled and at no point of cancellation any more, the last thread ends the process as others do.
+static void *last_and_cancelled(void *n) { last(n), fflush(stdout); CHECK(!pthread_cancel(pthread_self())); return 0; }
+static void last_is_cancelled(void) {
+  pthread_t t;
+  CHECK(!pthread_create(&t, 0, last_and_cancelled, 0) && !pthread_detach(t));
+  pthread_exit(0);
+}
 static volatile int first_ends;
 static void exit_by_number(void) { flood(); first_ends = 1; syscall(SYS_exit, 7); }
 static void *ends_by_number(void *n) {
@@ -566,7 +573,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"zero_copy", zero_copy}, {"lend_to_pipe", lend_to_pipe},
   {"vfork_search", vfork_search}, {"robust_again", robust_again},
   {"robust", robust}, {"robust_unlocked", robust_unlocked}, {"own_stacks", own_stacks},
-  {"signals", signals}, {"main_ends_first", main_ends_first}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"exit_by_number", exit_by_number}, {"both_exit_by_number", both_exit_by_number}, {"change_user", change_user}, {"become", become},
+  {"signals", signals}, {"main_ends_first", main_ends_first}, {"last_is_cancelled", last_is_cancelled}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"exit_by_number", exit_by_number}, {"both_exit_by_number", both_exit_by_number}, {"change_user", change_user}, {"become", become},
   {"wait_for_end", wait_for_end}, {"serve", serve}, {"status_seven", status_seven}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::cancel::Uncancelled;
 use super::turn::TURN;
+use crate::cancel::Uncancelled;
 use crate::doctor::limits::undumpable;
 use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};

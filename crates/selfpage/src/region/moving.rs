@@ -12,6 +12,7 @@ use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::Context;
 
 use super::Region;
+use crate::cancel::Uncancelled;
 use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
 
@@ -184,6 +185,7 @@ impl Region {
 impl Region {
     /// Moves contents back to `to` that came from there a moment ago.
     unsafe fn take_back(&self, from: PageRange, to: PageNo) {
+        let _uncancelled = Uncancelled::begin();
         let (mut at, mut tries) = (from.first, 0);
         while at < from.end() {
             let place_of = |page: PageNo| to.plus(page.0 - from.first.0);

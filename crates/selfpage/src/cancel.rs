@@ -1,4 +1,6 @@
-//! Cancellation of a thread that forks.
+//! Cancellation of threads of the program's that are in a call of ours, whose frames nobody may unwind.
+//!
+//! For this library, and `selfpage run`.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,12 +12,17 @@ unsafe extern "C" {
 /// As glibc and musl have it.
 const DISABLED: c_int = 1;
 
-/// The calling thread is not cancelled (`pthread_cancel`) until this is dropped. fork(2) is no point of cancellation, but what its handlers
-/// do has some: `close`, a sleep.
-pub(super) struct Uncancelled(c_int);
+/// The calling thread is not cancelled (`pthread_cancel`) until this is dropped. What C calls no point of cancellation, as fork(2) and
+/// mremap(2), does things here that are some: `open`, `close`, a sleep.
+pub struct Uncancelled(c_int);
 
 impl Uncancelled {
-    pub(super) fn begin() -> Uncancelled {
+    /// From now on.
+    ///
+    /// # Context
+    /// Any.
+    #[must_use]
+    pub fn begin() -> Uncancelled {
         let mut before = 0;
         // SAFETY: c-library: a state, and a place for the one before.
         unsafe { pthread_setcancelstate(DISABLED, &raw mut before) };
