@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::sys::call;
 use crate::{record, rights, watch};
@@ -13,11 +13,23 @@ const STATUS_BYTES: usize = 16 << 10;
 
 /// How many this process has set, or is about to.
 static SET: AtomicU32 = AtomicU32::new(0);
+/// Whether one of them is set.
+static IN_FORCE: AtomicBool = AtomicBool::new(false);
 
 /// Whether this process has set one, or is about to: other threads may be under it before the call is back. One that was there when the
 /// program was executed lets it be set up, or does not.
 pub fn are_set() -> bool {
     SET.load(Ordering::SeqCst) != 0
+}
+
+/// In a forked child: what another thread was about to set does not count, unless it is in force here.
+pub fn settle_in_child() {
+    if are_set() && !IN_FORCE.load(Ordering::SeqCst) {
+        match mode() {
+            0 => SET.store(0, Ordering::SeqCst),
+            _ => IN_FORCE.store(true, Ordering::SeqCst),
+        }
+    }
 }
 
 /// How system calls of the calling thread are filtered, as the kernel numbers it; 0: they are not.
@@ -64,14 +76,17 @@ pub unsafe fn seccomp(args: [usize; 3]) -> isize {
 /// Sets one by a call of the kernel.
 fn set(make: impl FnOnce() -> isize) -> isize {
     // A child after vfork is filtered by itself, and the memory is its parent's. Under a filter nothing is asked.
-    if !are_set() && !rights::is_own_process() {
+    if !IN_FORCE.load(Ordering::SeqCst) && !rights::is_own_process() {
         return make();
     }
     let count = || {
         SET.fetch_add(1, Ordering::SeqCst);
         let result = make();
         if result < 0 {
-            SET.fetch_sub(1, Ordering::SeqCst);
+            // In a child that a handler of a signal has forked here it counts no more.
+            let _ = SET.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |set| set.checked_sub(1));
+        } else {
+            IN_FORCE.store(true, Ordering::SeqCst);
         }
         result
     };

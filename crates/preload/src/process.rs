@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use selfpage_heap::next;
 
 use crate::sys::Quiet;
-use crate::{heap, maps, objects, pagers, program, record, rights, sys};
+use crate::{filters, heap, maps, objects, pagers, program, record, rights, sys};
 
 type Strings = *const *const c_char;
 
@@ -89,6 +89,7 @@ extern "C" fn after_fork_in_child() {
     let errno = ERRNO.load(Ordering::Relaxed);
     // A handler of a signal may end this process, or look at what is not for it.
     let quiet = let_go();
+    filters::settle_in_child();
     record::settle_in_child();
     objects::settle_in_child();
     crate::threads::settle_in_child();

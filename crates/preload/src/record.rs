@@ -203,9 +203,10 @@ pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
     on_record(Lasts::No, exec, |_| true)
 }
 
-/// Sets a filter of system calls, on the record: what it takes to write one may be forbidden afterwards.
+/// Sets a filter of system calls, on the record: what it takes to write one may be forbidden afterwards. It may be so where this one is refused,
+/// and another thread has set one meanwhile.
 pub fn over_filter(set: impl FnOnce() -> isize) -> isize {
-    on_record(Lasts::Yes, set, |result| *result < 0)
+    on_record(Lasts::Yes, set, |result| *result < 0 && !filters::are_set())
 }
 
 /// Whether what a record says is to change when it has been written.

@@ -66,14 +66,33 @@ fn a_filter_may_forbid_to_ask_which_thread_one_is() {
     ends("starts_threads", 8);
 }
 
-#[test]
-fn a_thread_may_begin_as_a_filter_is_set() {
-    let Some(ran) = case("set_as_a_thread_begins") else { return };
+/// A case in which another thread does something while the kernel reads a filter.
+fn meanwhile(name: &str) -> Option<Ran> {
+    let ran = case(name)?;
     if ran.text() == "no faults of the kernel's\n" {
         let why = "this user may answer no faults of the kernel's: sysctl vm.unprivileged_userfaultfd=1";
-        return run::skip("userfaultfd", why);
+        run::skip("userfaultfd", why);
+        return None;
     }
-    assert_eq!((ran.code(), ran.text(), ran.errors()), (8, "ok\n".into(), String::new()));
+    assert_eq!((ran.code(), ran.text(), ran.errors()), (8, "ok\n".into(), String::new()), "{name}");
+    Some(ran)
+}
+
+#[test]
+fn a_thread_may_begin_as_a_filter_is_set() {
+    meanwhile("set_as_a_thread_begins");
+}
+
+#[test]
+fn a_filter_that_is_refused_leaves_the_records_of_others_alone() {
+    for name in ["forks_meanwhile", "vforks_meanwhile"] {
+        let Some(ran) = meanwhile(name) else { return };
+        // The child ends first.
+        let [child, parent] = evictions(&ran)[..] else { panic!("{name}: {}", ran.stats) };
+        assert!(parent > IN_ALL && (name == "vforks_meanwhile" || child > BEFORE.start), "{name}: {}", ran.stats);
+    }
+    let ran = meanwhile("sets_one_meanwhile").unwrap();
+    assert!(matches!(evictions(&ran)[..], [count] if count > IN_ALL), "{}", ran.stats);
 }
 
 #[test]

@@ -71,7 +71,7 @@ static void in_a_child(void) {
   CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 8);
   work(), exit(8);
 }
-static void after_vfork(void) {
+static void filters_after_vfork(void) {
   pid_t child = vfork();
   if (!child) {
     forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS);
@@ -80,8 +80,8 @@ static void after_vfork(void) {
   }
   int status;
   CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  work(), say_ok(), exit(8);
 }
+static void after_vfork(void) { filters_after_vfork(), work(), say_ok(), exit(8); }
 static void while_main_ends(void) {
   struct timespec a_while = {0, 300000000};
   nanosleep(&a_while, 0);
@@ -159,15 +159,32 @@ static void starts_threads(void) {
   for (int i = 0; i < 8; i++) CHECK(!pthread_create(&thread, 0, nothing, 0) && !pthread_join(thread, 0));
   say_ok(), _exit(8);
 }
-// A thread begins when the kernel has the filter and who set it is not back: there a signal comes in, sent as the kernel reads the filter.
+// What another thread does while the kernel reads a filter.
 static int faults;
-static void *sends_a_signal(void *page) {
+static void (*meanwhile)(void);
+static pthread_t other;
+static void *hands_it_over(void *page) {
   struct uffd_msg m;
-  CHECK(read(faults, &m, sizeof m) == sizeof m && !syscall(SYS_tgkill, getpid(), getpid(), SIGUSR1));
+  CHECK(read(faults, &m, sizeof m) == sizeof m);
+  meanwhile();
   struct uffdio_copy copy = {.dst = m.arg.pagefault.address & -P, .src = (uintptr_t)page, .len = P};
   CHECK(!ioctl(faults, UFFDIO_COPY, &copy));
   return page;
 }
+// A filter of four instructions that is read so.
+static struct sock_fprog read_late(void *page, void (*what)(void)) {
+  char *late = mmap(0, P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  struct uffdio_api api = {.api = UFFD_API};
+  struct uffdio_register all = {.range = {(uintptr_t)late, P}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+  faults = syscall(SYS_userfaultfd, O_CLOEXEC);
+  if (faults < 0) { puts("no faults of the kernel's"), exit(0); }
+  CHECK(!ioctl(faults, UFFDIO_API, &api) && !ioctl(faults, UFFDIO_REGISTER, &all));
+  meanwhile = what;
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !pthread_create(&other, 0, hands_it_over, page));
+  return (struct sock_fprog){4, (struct sock_filter *)late};
+}
+// A thread begins when the kernel has the filter and who set it is not back: there a signal comes in, sent as the kernel reads the filter.
+static void sends_a_signal(void) { CHECK(!syscall(SYS_tgkill, getpid(), getpid(), SIGUSR1)); }
 static void begins_a_thread(int signal) {
   pthread_t thread;
   CHECK(prctl(PR_GET_SECCOMP, 0, 0, 0, 0) == SECCOMP_MODE_FILTER);
@@ -177,20 +194,30 @@ static void set_as_a_thread_begins(void) {
   static _Alignas(P) struct sock_filter page[P / sizeof(struct sock_filter)] = {
     BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_gettid, 0, 1),
     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  char *read_late = mmap(0, P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  struct sock_fprog program = {4, (struct sock_filter *)read_late};
-  struct uffdio_api api = {.api = UFFD_API};
-  struct uffdio_register all = {.range = {(uintptr_t)read_late, P}, .mode = UFFDIO_REGISTER_MODE_MISSING};
-  pthread_t other;
-  faults = syscall(SYS_userfaultfd, O_CLOEXEC);
-  if (faults < 0) { puts("no faults of the kernel's"), exit(0); }
-  CHECK(!ioctl(faults, UFFDIO_API, &api) && !ioctl(faults, UFFDIO_REGISTER, &all));
-  CHECK(signal(SIGUSR1, begins_a_thread) != SIG_ERR && !pthread_create(&other, 0, sends_a_signal, page));
-  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+  CHECK(signal(SIGUSR1, begins_a_thread) != SIG_ERR);
+  struct sock_fprog program = read_late(page, sends_a_signal);
   CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program));
   CHECK(!pthread_join(other, 0));
   say_ok(), _exit(8);
 }
+// What the kernel then refuses leaves nothing behind.
+static void refused_while(void (*what)(void)) {
+  static _Alignas(P) char without_an_answer[P];
+  struct sock_fprog program = read_late(without_an_answer, what);
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == -1 && errno == EINVAL);
+  CHECK(!pthread_join(other, 0));
+  work(), say_ok(), exit(8);
+}
+static void forks(void) {
+  pid_t child = fork();
+  if (!child) work(), exit(8);
+  int status;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 8);
+}
+static void sets_one(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS); }
+static void forks_meanwhile(void) { refused_while(forks); }
+static void vforks_meanwhile(void) { refused_while(filters_after_vfork); }
+static void sets_one_meanwhile(void) { refused_while(sets_one); }
 // Threads that hand the rest on to one another, and end, after the first has: at each moment there is one.
 static time_t until;
 static void *hands_on(void *unused) {
@@ -215,7 +242,8 @@ static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
-  CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(handed_on),
+  CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
+  CASE(sets_one_meanwhile), CASE(handed_on),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
