@@ -31,6 +31,9 @@ pub struct Managed {
 }
 
 static MANAGED: AtomicPtr<Managed> = AtomicPtr::new(std::ptr::null_mut());
+/// The same as far as this process has it, in memory that the kernel empties in every child. One that clone(2) made, past the handlers of
+/// forks, has neither memory of the domain's nor pager threads, which a call would wait for.
+static HERE: AtomicPtr<AtomicPtr<Managed>> = AtomicPtr::new(std::ptr::null_mut());
 static OBJECTS_START: AtomicUsize = AtomicUsize::new(0);
 static LARGE_START: AtomicUsize = AtomicUsize::new(0);
 static MAPS_START: AtomicUsize = AtomicUsize::new(0);
@@ -44,17 +47,42 @@ pub fn has_key() {
 }
 
 /// From now on memory is managed.
-pub fn begin(managed: Managed) {
+///
+/// # Errors
+/// The kernel has no room for a page more.
+pub fn begin(managed: Managed) -> Result<(), String> {
+    let here = emptied_in_children().ok_or("no room for a page that children find empty: raise ulimit -v and -d")?;
+    HERE.store(here.cast(), Ordering::Release);
     OBJECTS_START.store(managed.objects.as_ptr() as usize, Ordering::Relaxed);
     LARGE_START.store(managed.large.as_ptr() as usize, Ordering::Relaxed);
     MAPS_START.store(managed.maps.as_ptr() as usize, Ordering::Relaxed);
     MANAGED.store(Box::into_raw(Box::new(managed)), Ordering::Release);
+    settle();
+    Ok(())
 }
 
-/// The domain, once there is one.
+/// A page of zeros; `None`: the kernel has no room for it.
+fn emptied_in_children() -> Option<*mut u8> {
+    let page = sys::reserve(PAGE)?;
+    // SAFETY: owned-range: just reserved.
+    let opened = unsafe { sys::protect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
+    // SAFETY: raw-call: our own mapping.
+    let emptied = unsafe { sys::call(libc::SYS_madvise, [page, PAGE, libc::MADV_WIPEONFORK as usize, 0, 0, 0]) };
+    (opened == 0 && emptied == 0).then_some(page as *mut u8)
+}
+
+/// After a fork, in parent and child: the process has what there is.
+pub fn settle() {
+    // SAFETY: set-up-once: the page was mapped before it was published, and stays.
+    if let Some(here) = unsafe { HERE.load(Ordering::Acquire).as_ref() } {
+        here.store(MANAGED.load(Ordering::Acquire), Ordering::Release);
+    }
+}
+
+/// The domain, once there is one, where this process has it.
 pub fn get() -> Option<&'static Managed> {
-    // SAFETY: set-up-once: the value was leaked before it was published, and is never changed.
-    unsafe { MANAGED.load(Ordering::Acquire).as_ref() }
+    // SAFETY: set-up-once: the value was leaked before it was published, and is never changed; the page, as in `settle`.
+    unsafe { HERE.load(Ordering::Acquire).as_ref()?.load(Ordering::Acquire).as_ref() }
 }
 
 fn range(start: &AtomicUsize, len: usize) -> Range<usize> {

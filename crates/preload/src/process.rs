@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use selfpage_heap::next;
 
 use crate::sys::Quiet;
-use crate::{filters, heap, maps, objects, pagers, program, record, rights, sys};
+use crate::{filters, heap, managed, maps, objects, pagers, program, record, rights, sys};
 
 type Strings = *const *const c_char;
 
@@ -106,6 +106,7 @@ extern "C" fn just_before_fork() {
 
 extern "C" fn just_after_fork() {
     ERRNO.store(sys::errno(), Ordering::Relaxed);
+    managed::settle();
     // SAFETY: lock-word: this thread, or the one it is a copy of, ran `just_before_fork`.
     unsafe { heap::let_go_own() };
 }

@@ -150,7 +150,7 @@ impl Wishes {
         if self.place == Place::None {
             promises::keep_within(self.frames_bytes);
         }
-        managed::begin(managed);
+        managed::begin(managed)?;
         let in_memory = matches!(self.place, Place::None | Place::Memory);
         children::begin(if in_memory { Pages::InMemory } else { Pages::InFile });
         crate::objects::begin()?;

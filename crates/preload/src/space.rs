@@ -169,8 +169,9 @@ impl Space {
         let opened = match (self.under, managed::get()) {
             // SAFETY: owned-range: the piece was just taken.
             (Under::Domain, Some(managed)) => unsafe { managed.open(range.clone(), access) },
+            (Under::Domain, None) => -libc::ENOMEM as isize,
             // SAFETY: owned-range: as above.
-            _ => unsafe { sys::protect(range.start, len, access) },
+            (Under::Kernel, _) => unsafe { sys::protect(range.start, len, access) },
         };
         if opened < 0 {
             places.give(&self.range(), range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
@@ -206,8 +207,10 @@ impl Space {
                     managed.end(range.clone());
                 }
             },
+            // What is there now is something else.
+            (Under::Domain, None) => {}
             // SAFETY: owned-range: passed on from our caller.
-            _ => unsafe {
+            (Under::Kernel, _) => unsafe {
                 sys::call(libc::SYS_madvise, [range.start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]);
                 sys::protect(range.start, len, libc::PROT_NONE);
             },

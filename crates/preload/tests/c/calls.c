@@ -356,7 +356,13 @@ static void mremap_smaller_over(void) { // whatever is in the part that goes
   CHECK(mremap(p, P, P, MREMAP_MAYMOVE | MREMAP_FIXED, (char *)-P) == MAP_FAILED && errno == EINVAL);
   same(p, 0, MIB);
 }
-static int without_managed_memory(void *p) { return reads(p) == SIGSEGV && where == p && writes((char *)p + MIB) == SIGSEGV ? 4 : 1; }
+static int without_managed_memory(void *p) {
+  // What it asks for itself it has.
+  char *own = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *block = malloc(2 * MIB);
+  if (own == MAP_FAILED || !block || writes(own) || writes(block) || mprotect(own, P, PROT_READ) || munmap(own, MIB)) return 2;
+  free(block);
+  return reads(p) == SIGSEGV && where == p && writes((char *)p + MIB) == SIGSEGV ? 4 : 1;
+}
 static void other_clone(void) { // a process of its own that is no plain fork
   static char stack[64 << 10] __attribute__((aligned(16)));
   char *p = full(4 * MIB);
