@@ -295,8 +295,9 @@ pub unsafe fn mmap(
         if ours && flags & NEVER == libc::MAP_FIXED {
             return as_kernel(held.maps.map_anew(managed, range, prot, flags));
         }
+        drop(held);
         // SAFETY: raw-call: passed on from our caller.
-        return as_kernel(unsafe { replacing::map_over(held, managed, range, args) });
+        return as_kernel(unsafe { replacing::map_over(managed, range, args) });
     }
     if ours && flags & NEVER == 0 {
         if program::may_want_for_code(&range) {

@@ -35,6 +35,9 @@ fn row(source: &'static str, name: &str) {
                 "the kernel's own faults are nothing that this user may answer: sysctl vm.unprivileged_userfaultfd=1";
             return run::skip("userfaultfd", why);
         }
+        if ran.text() == "no huge pages\n" {
+            return run::skip("hugetlb", "the machine sets no huge pages aside: sysctl vm.nr_overcommit_hugepages=8");
+        }
         if ran.text() == "not 0\n" {
             return run::skip("address-0", "this user may map nothing at address 0: it takes root");
         }
@@ -70,7 +73,7 @@ rows! {
 
 rows! {
     of "moves":
-    smaller_on_the_way, not_managed_and_smaller_on_the_way, as_long_where_it_stays, out_to_a_free_place, out_untouched,
+    smaller_on_the_way, not_managed_and_smaller_on_the_way, as_long_where_it_stays, out_to_a_free_place, out_untouched, huge_pages_over,
 }
 
 rows! {

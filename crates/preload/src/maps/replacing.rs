@@ -8,8 +8,8 @@ use std::ops::Range;
 use selfpage_core::linux::memory::Access;
 
 use super::moving::Move;
-use super::unmanaged::{Counted, map_elsewhere, rehearse, unmap_elsewhere};
-use super::{ACCESS, Errno, Maps, Part, Table, kernel, locking, table};
+use super::unmanaged::{Counted, map_elsewhere, page_bytes, rehearse, unmap_elsewhere};
+use super::{ACCESS, Errno, Maps, Part, kernel, locking, table};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Offer};
 use crate::ranges::{Ranges, Standing};
@@ -168,15 +168,15 @@ impl Maps {
 ///
 /// # Safety
 /// *raw-call*: `args` are those of an mmap(2) that the program asked for.
-pub(super) unsafe fn map_over(
-    held: Table,
-    managed: &Managed,
-    range: Range<usize>,
-    args: [usize; 6],
-) -> Result<usize, Errno> {
-    held.maps.may_replace(&range)?;
+pub(super) unsafe fn map_over(managed: &Managed, range: Range<usize>, args: [usize; 6]) -> Result<usize, Errno> {
+    let page_bytes = page_bytes(args);
+    if !range.start.is_multiple_of(page_bytes) {
+        return Err(libc::EINVAL);
+    }
+    let end = range.end.checked_next_multiple_of(page_bytes).ok_or(libc::ENOMEM)?;
+    let range = range.start..end;
+    table().maps.may_replace(&range)?;
     // As for a mapping that goes anywhere: not under the lock.
-    drop(held);
     let elsewhere = map_elsewhere(args)?;
     let maps = &mut *table().maps;
     if let Err(why) = maps.may_replace(&range).and_then(|()| maps.move_over(managed, &range, elsewhere)) {

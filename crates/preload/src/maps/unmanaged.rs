@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{ACCESS, Errno, Maps, kernel, pages, table};
+use crate::filters;
 use crate::space::PAGE;
 use crate::sys::{self, call};
 
@@ -113,6 +114,43 @@ pub(super) unsafe fn map_by_kernel(args: [usize; 6]) -> isize {
         maps.count(range, Counted::of(flags as i32, prot as i32));
     }
     result
+}
+
+/// How long the pages are that mmap(2) maps with such arguments: whole ones, however long a range was asked for.
+pub(super) fn page_bytes([_, _, _, flags, file, _]: [usize; 6]) -> usize {
+    /// Where the flags have the length of huge pages, as a power of two; 0: the machine's own.
+    const MASK: usize = libc::MAP_HUGE_MASK as usize;
+    let is_anonymous = flags & libc::MAP_ANONYMOUS as usize != 0;
+    match flags >> libc::MAP_HUGE_SHIFT & MASK {
+        _ if !is_anonymous => page_bytes_of(file),
+        _ if flags & libc::MAP_HUGETLB as usize == 0 => PAGE,
+        0 => own_huge_page_bytes(),
+        power => 1usize.checked_shl(power as u32).unwrap_or(PAGE),
+    }
+}
+
+/// Of an open file, as hugetlbfs says it.
+fn page_bytes_of(file: usize) -> usize {
+    // SAFETY: zeroed-valid: plain numbers.
+    let mut about: libc::statfs64 = unsafe { std::mem::zeroed() };
+    // A filter may forbid to ask.
+    // SAFETY: raw-call: the kernel fills a structure of our own.
+    let is_known =
+        !filters::are_set() && unsafe { call(libc::SYS_fstatfs, [file, &raw mut about as usize, 0, 0, 0, 0]) } == 0;
+    if is_known && about.f_type == libc::HUGETLBFS_MAGIC { about.f_bsize as usize } else { PAGE }
+}
+
+/// Of the machine, where nobody says how long they are to be.
+fn own_huge_page_bytes() -> usize {
+    const USUAL: usize = 2 << 20;
+    if filters::are_set() {
+        return USUAL;
+    }
+    let mut text = [0; 8192];
+    let mut lines = sys::read_small(c"/proc/meminfo", &mut text).split(|byte| *byte == b'\n');
+    let kib = lines
+        .find_map(|line| std::str::from_utf8(line.strip_prefix(b"Hugepagesize:")?).ok()?.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.parse::<usize>().ok()).map_or(USUAL, |kib| kib << 10)
 }
 
 /// Makes the mapping that mmap(2) was asked for with MAP_FIXED at some other place.

@@ -97,6 +97,26 @@ static void out_untouched(void) {
     CHECK(!there[2 * P] && !there[200 * MIB] && !munmap(there, 512 * MIB) && !munmap(others, 2 * MIB));
   }
 }
-static struct row rows[] = {{"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
+// Of huge pages whole ones come, where they may lie, however long the range is that was asked for.
+static void huge_pages_over(void) {
+  const size_t huge = 2 * MIB;
+  const int of_2_mib = 21 << MAP_HUGE_SHIFT;
+  for (int kind = 0; kind < 2; kind++) {
+    int file = kind ? memfd_create("huge", MFD_HUGETLB | of_2_mib) : -1;
+    int flags = MAP_FIXED | (kind ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib);
+    char *p = full(8 * MIB), *at = (char *)(((uintptr_t)p + huge - 1) & -huge);
+    if ((kind && file < 0) || (mmap(at, P, 3, flags, file, 0) == MAP_FAILED && errno == ENOMEM)) { puts("no huge pages"); exit(0); }
+    for (int again = 0; again < 2; again++) {
+      CHECK(mmap(at, huge + P, 3, flags, file, 0) == at);
+      zero(at, 0, 2 * huge), same(p, 0, at - p), same(p, at + 2 * huge - p, 8 * MIB);
+      CHECK(mmap(at + 2 * huge + P, P, 3, flags, file, 0) == MAP_FAILED && errno == EINVAL);
+      same(p, at + 2 * huge - p, 8 * MIB), flood();
+    }
+    CHECK(!munmap(at, 2 * huge) && reads(at) == SIGSEGV && reads(at + 2 * huge - P) == SIGSEGV);
+    same(p, 0, at - p), same(p, at + 2 * huge - p, 8 * MIB);
+    CHECK(!munmap(p, 8 * MIB) && (!kind || !close(file)));
+  }
+}
+static struct row rows[] = {{"huge_pages_over", huge_pages_over}, {"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
   {"as_long_where_it_stays", as_long_where_it_stays}, {"out_to_a_free_place", out_to_a_free_place}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
