@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use selfpage::Kind;
 use selfpage_heap::next;
 
+use crate::limits::Stored;
 use crate::space::PAGE;
 use crate::sys::{self, call};
 use crate::{filters, managed};
@@ -24,16 +25,9 @@ const IN_TABLE: usize = 4;
 static NEEDED: AtomicUsize = AtomicUsize::new(0);
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Where the pages of a child go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pages {
-    InMemory,
-    InFile,
-}
-
 /// From now on children need a domain.
-pub fn begin(pages: Pages) {
-    NEEDED.store(FOR_DOMAIN + if pages == Pages::InFile { FOR_FILE } else { 0 }, Ordering::Relaxed);
+pub fn begin(stored: Stored) {
+    NEEDED.store(FOR_DOMAIN + if stored == Stored::InFile { FOR_FILE } else { 0 }, Ordering::Relaxed);
 }
 
 /// As in the C library, but `EAGAIN` or `ENOMEM` where limits, or a store that has no room for another process, would not let the child have

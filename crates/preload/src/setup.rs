@@ -11,11 +11,10 @@ use std::time::Duration;
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Locking, Region};
 
-use crate::children::{self, Pages};
 use crate::limits::{LARGE_BYTES, Limits, MANAGED_BYTES, MAPS_BYTES, OBJECTS_BYTES, Stored};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Staying};
-use crate::{caller, filters, malloc, process, ranges, record, rights, sys, threads, watch};
+use crate::{caller, children, filters, malloc, process, ranges, record, rights, sys, threads, watch};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
@@ -151,8 +150,7 @@ impl Wishes {
             promises::keep_within(self.frames_bytes);
         }
         managed::begin(managed)?;
-        let in_memory = matches!(self.place, Place::None | Place::Memory);
-        children::begin(if in_memory { Pages::InMemory } else { Pages::InFile });
+        children::begin(self.place.stored());
         crate::objects::begin()?;
         threads::begin();
         rights::begin();
@@ -213,6 +211,14 @@ impl Wishes {
 }
 
 impl Place {
+    fn stored(&self) -> Stored {
+        match self {
+            Place::None => Stored::Nowhere,
+            Place::Memory => Stored::InMemory,
+            Place::Directory(_) | Place::Named(_) => Stored::InFile,
+        }
+    }
+
     fn store(&self) -> Result<Option<Arc<dyn BackingStore>>, String> {
         let wanted = MANAGED_BYTES as u64;
         let in_words = |error: selfpage::store::StoreError| error.to_string();

@@ -233,7 +233,10 @@ pub unsafe extern "C" fn pthread_create(
         }
     };
     if result != 0 {
-        forget(begin, pager);
+        if !pager {
+            ALIVE.fetch_sub(1, Ordering::SeqCst);
+        }
+        forget(begin);
     }
     result
 }
@@ -253,16 +256,14 @@ pub unsafe extern "C" fn thrd_create(thread: *mut c_void, start: C11Start, argum
     // SAFETY: c-library, thread-begin: as above.
     let result = unsafe { next_c11_create()(thread, run_c11, begin.cast()) };
     if result != 0 {
-        forget(begin, false);
+        ALIVE.fetch_sub(1, Ordering::SeqCst);
+        forget(begin);
     }
     result
 }
 
 /// There is no new thread.
-fn forget<S>(begin: *mut Begin<S>, pager: bool) {
-    if !pager {
-        ALIVE.fetch_sub(1, Ordering::SeqCst);
-    }
+fn forget<S>(begin: *mut Begin<S>) {
     // SAFETY: thread-begin: no thread took it.
     drop(unsafe { Box::from_raw(begin) });
 }
