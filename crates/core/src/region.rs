@@ -140,6 +140,9 @@ impl Region {
     /// Makes it a clone of `source` before it is in the map: it lacks every page, and whoever asks for one waits for the cut, which
     /// [links](Region::link) the two. At its addresses a region may have been whose faults somebody is at still.
     ///
+    /// # Context
+    /// Normal.
+    ///
     /// # Safety
     /// *region-in-map*: `source` is in the map, and does not leave it before the two have [parted](Region::part).
     pub unsafe fn clone_of(&self, source: &Region) {
@@ -158,6 +161,9 @@ impl Region {
     }
 
     /// Whether it is a clone, and the cut was made that it is of.
+    ///
+    /// # Context
+    /// Any.
     pub fn is_linked(&self) -> bool {
         self.source().is_some_and(|source| ptr::eq(source.heir.load(Ordering::Acquire), self))
     }

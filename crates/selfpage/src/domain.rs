@@ -137,7 +137,7 @@ pub(crate) struct Life {
 }
 
 impl Domain {
-    /// A domain of `frames_bytes` bytes of frames, to be configured further.
+    /// A domain of `frames_bytes` bytes of frames, rounded down to whole ones, to be configured further.
     pub fn with_frames(frames_bytes: usize) -> Config {
         Config::new(frames_bytes)
     }

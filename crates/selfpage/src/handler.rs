@@ -51,12 +51,13 @@ pub enum Answer {
 
 /// Answers the faults of one region.
 ///
+/// It answers for the region: what it does by its [`MemoryFault`] needs no right `META` of the thread that stands there, which may be
+/// in a protection domain without it.
+///
+/// # Context
 /// In upcall regions ([`crate::Trap::Upcall`]) it runs on the faulting thread, as a signal handler of the program's own
 /// would, on a stack of 256 KiB of ours, with signals blocked but those for faults: what the interrupted code holds (a lock, the
 /// allocator's) it must not wait for, and those signals it must not let in. In worker regions it runs on a thread of its own, while the faulting one is stopped.
-///
-/// It answers for the region: what it does by its [`MemoryFault`] needs no right `META` of the thread that stands there, which may be
-/// in a protection domain without it.
 ///
 /// While it runs no lock of the domain is held, and nobody is inside its gate: it may touch any page, fault, and ask
 /// anything of any region. What it may not do is drop its own region.
@@ -96,6 +97,9 @@ impl<F: Fn(&MemoryFault<'_>) -> Answer + Send + Sync> FaultHandler for F {
 }
 
 /// A fault, and what can be done about it.
+///
+/// # Context
+/// All calls: within [`FaultHandler::handle`], on its thread.
 pub struct MemoryFault<'a> {
     pub(crate) addr: usize,
     pub(crate) access: Access,
@@ -269,13 +273,13 @@ impl Region {
     /// is asked ([`crate::RegionBuilder::handler`]), and where there is none it is the program's own `SIGSEGV`. Whole pages, of which
     /// each keeps its protection wherever it goes. Costs one call of the kernel for each run of neighbours in core.
     ///
+    /// # Source
+    /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
+    ///
     /// # Errors
     /// The range is not in the region, or begins or ends within a page; the region may only be read, a page is pinned and
     /// [`Protection::None`] would unmap it, or the thread's protection domain lacks the right `META` on the region: nothing was changed.
     /// The kernel cannot change a page: the pages before it are protected then.
-    ///
-    /// # Source
-    /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
         let inner = self.inner();
         let range = self.whole_pages("protect", offset_bytes, len_bytes)?;

@@ -132,7 +132,8 @@ impl<'a> Builder<'a> {
     /// Anonymous memory without a store: zero at first, and it stays in core.
     ///
     /// # Errors
-    /// A length of 0; no address space, or too many regions; upcalls where the domain has a [table of descriptors of its own][private].
+    /// A length of 0; no address space, or something is at the address that was [chosen](Builder::at); too many regions; upcalls where the
+    /// domain has a [table of descriptors of its own][private].
     ///
     /// [private]: crate::DescriptorTable::Private
     pub fn zero(self) -> Result<Region> {
@@ -142,7 +143,7 @@ impl<'a> Builder<'a> {
     /// Anonymous memory that is paged to a store.
     ///
     /// # Errors
-    /// As for [`Builder::zero`].
+    /// As for [`Builder::stored_in`].
     pub fn stored(self, store: impl BackingStore + 'static) -> Result<Region> {
         self.stored_in(Arc::new(store))
     }
@@ -174,7 +175,9 @@ impl<'a> Builder<'a> {
     /// A file from `offset_bytes` on. A length of 0 stands for the rest of the file.
     ///
     /// # Errors
-    /// The file cannot be opened, the offset is not a page's, or the file is shorter than asked for; else as for [`Builder::zero`].
+    /// The file cannot be opened, is not a regular one, or is empty; the offset is not a page's, or not below 16 TiB; or the file is shorter than
+    /// asked for. To be written, it takes no shared mappings ([`Kind::Unsupported`]): its file system has none, or it is sealed. Else as for
+    /// [`Builder::zero`].
     pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, access: FileAccess) -> Result<Region> {
         let opened = Opened::new(path.as_ref(), offset_bytes, access)?;
         if self.len_bytes == 0 {
@@ -248,6 +251,10 @@ impl<'a> Builder<'a> {
 
 /// Memory that its domain pages. Dropping it drops its contents. The domain goes on as long as it has regions, handle or no
 /// handle.
+///
+/// # Context
+/// Normal. A pager, policy or store of the program's own makes no call on regions of its own domain but to drop them: it may be what the call
+/// waits for.
 pub struct Region {
     pub(crate) bound: Arc<Bound>,
     life: Arc<Life>,

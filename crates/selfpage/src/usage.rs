@@ -80,6 +80,7 @@ impl Domain {
     ///
     /// # Errors
     /// The thread's protection domain lacks the right `META` on one of the regions. A pager, policy or store of the program's own asks for it.
+    /// This is a forked child that did not get the domain.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
         let inner = &self.life().inner;
         let regions: Vec<_> = inner.regions().values().cloned().collect();
@@ -92,7 +93,8 @@ impl Region {
     /// Begins to sample the pages of the region, as [`Domain::sample`] does of all.
     ///
     /// # Errors
-    /// The thread's protection domain lacks the right `META` on the region. A pager, policy or store of the program's own asks for it.
+    /// The thread's protection domain lacks the right `META` on the region. A pager, policy or store of the program's own asks for it. This is
+    /// a forked child that did not get the region.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
         self.bound.may_change(self.inner(), "sample")?;
         Sample::begin(self.life(), Some(&self.bound), sampling)

@@ -19,6 +19,8 @@
 //!
 //! impl Policy for Lifo {
 //!     fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _used: Use) {
+//!         // A frame that is still listed under an older page is listed anew.
+//!         self.0.retain(|listed| *listed != frame);
 //!         self.0.push(frame);
 //!     }
 //!     fn victim(&mut self) -> Option<Frame> {

@@ -9,6 +9,9 @@
 //! Douglas, "malloc() extensions" (N1527), `batch_alloc1` (one length for all) and `batch_alloc5` (one for each: [`allocate_each`],
 //! [`resize_each`]): as there, what could be done is counted, and what could not is left as it was. There every item is a block of its own; here those of a run share one.
 //!
+//! # Context
+//! As for [`allocate`](super::allocate), and what the [`Heap`] says.
+//!
 //! # Examples
 //! ```
 //! use selfpage::alloc::batch::{self, Blocks};

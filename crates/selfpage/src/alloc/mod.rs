@@ -10,6 +10,9 @@
 //! Douglas, "User Mode Memory Page Allocation" (2011), section 4.2. There, page tables are the process's own through Windows'
 //! AWE; here frames stay mapped where they are, and move by whole page tables (mremap).
 //!
+//! # Context
+//! Of functions that say nothing else: as for [`allocate`].
+//!
 //! # Examples
 //! ```
 //! use selfpage::alloc;

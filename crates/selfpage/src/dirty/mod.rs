@@ -61,6 +61,9 @@ pub enum Mechanism {
 /// it armed, or is dropped; in a forked child it is the first one's there that arms it. Memory that is watched by
 /// [`Mechanism::WriteProtection`] is armed no more when its tracker is dropped.
 ///
+/// # Context
+/// Normal.
+///
 /// # Examples
 /// ```no_run
 /// # fn main() -> selfpage::Result<()> {

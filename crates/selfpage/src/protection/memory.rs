@@ -35,8 +35,9 @@ impl Memory {
     /// A region. Its pages move by copying as long as they have a key.
     ///
     /// # Errors
-    /// It has been given to rights before (clone that `Memory`), or threads in domains leave no key for it. It is tracked, and there are
-    /// keys.
+    /// It, or a part of it, has been given to rights before (clone that `Memory`), it is not mapped with one protection from beginning to end,
+    /// or threads in domains leave no key for it. It is tracked, and there are keys. [`Kind::Denied`]: the calling thread is in a protection
+    /// domain.
     pub fn of(region: &Arc<Region>) -> Result<Memory> {
         let start = region.as_ptr() as usize;
         if mechanism() == Mechanism::Keys && region.core().trap.is_tracked() {
@@ -50,7 +51,7 @@ impl Memory {
     ///
     /// # Errors
     /// The range is empty, not in whole pages, not mapped with one protection from beginning to end, or a part of it has been
-    /// given to rights before; or threads in domains leave no key for it.
+    /// given to rights before; or threads in domains leave no key for it. [`Kind::Denied`]: the calling thread is in a protection domain.
     ///
     /// # Safety
     /// *protected-memory*: the range stays mapped as it is for as long as the value or a clone of it lives, nobody else changes its

@@ -37,8 +37,9 @@ impl Region {
     /// AVM §2.1, where both regions map one frame until one of them is written to.
     ///
     /// # Errors
-    /// The region is not anonymous memory, or is [tracked](Builder::tracked), or shares pages with a clone or as one already; no address space, or too many regions;
-    /// the thread's protection domain lacks the right `META` on the region, or its stack lies there; what a page held was given up.
+    /// The region is not anonymous memory, or is [tracked](Builder::tracked), or shares pages with a clone or as one already; its domain has a
+    /// [table of descriptors of its own](DescriptorTable::Private); no address space, or too many regions; the thread's protection domain
+    /// lacks the right `META` on the region, or its stack lies there; what a page held was given up.
     ///
     /// # Examples
     /// ```no_run

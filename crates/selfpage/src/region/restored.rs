@@ -23,7 +23,7 @@ impl Builder<'_> {
     /// comes before them.
     ///
     /// # Errors
-    /// The snapshot has no such region, or a smaller one; no address space, or too many regions.
+    /// The snapshot has no such region, or a smaller one; its file cannot be opened again. Else as for [`Builder::stored_in`].
     pub fn restored(mut self, snapshot: &Snapshot, which: usize, store: impl BackingStore + 'static) -> Result<Region> {
         let object = || format!("region {which} of snapshot {}", snapshot.path().display());
         let saved = snapshot.regions().get(which);

@@ -152,7 +152,8 @@ impl Snapshots {
     }
 
     /// Has every page tell of its next write, so that the cut has little left to do. [`Snapshots::take`] does it too; a program
-    /// that does it some time before, on a thread of its own, has the snapshot sooner.
+    /// that does it some time before, on a thread of its own, has the snapshot sooner. Returns how many pages it armed, those armed several times
+    /// counted as often.
     ///
     /// # Errors
     /// A region is gone, or the stack of this thread lies in one, or the kernel would not protect a page.
