@@ -109,7 +109,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Write what happens to each page to this file; `selfpage heatmap` draws it. Other processes that the program starts write
-    /// to FILE.PID, and programs that take a process over to FILE.PID.2 and so on.
+    /// to FILE.PID, and so does each program that takes a process over: to FILE.PID.2 and so on where there is one.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// With --trace: estimate the working set once in so many milliseconds, by a sample of 256 pages; 0: never. 1000 unless
