@@ -201,7 +201,7 @@ impl Maps {
         }
         self.may_lose(&cut)?;
         // For a while all that was said of parts is said twice.
-        self.has_room(self.sets().iter().map(|set| set.count_within(&old)).max().unwrap_or(0))?;
+        self.has_room_for_copies(&old)?;
         let prot = self.access(&old)?;
         if self.locked.covers(&old) && !self.may_stay(managed, new_len.saturating_sub(old.len()), Why::Locked) {
             return Err(libc::EAGAIN);

@@ -60,6 +60,12 @@ impl Maps {
         if fits { Ok(()) } else { Err(libc::ENOMEM) }
     }
 
+    /// The same where each thing that is said of a part of a range is to be said of another place, too.
+    pub(super) fn has_room_for_copies(&self, range: &Range<usize>) -> Result<(), Errno> {
+        let fits = self.sets().iter().all(|set| set.has_room(set.count_within(range) + 4));
+        if fits { Ok(()) } else { Err(libc::ENOMEM) }
+    }
+
     /// The same where a range is to go.
     pub(super) fn may_lose(&self, range: &Range<usize>) -> Result<(), Errno> {
         if self.sets().iter().all(|set| set.may_lose(range)) { Ok(()) } else { Err(libc::ENOMEM) }

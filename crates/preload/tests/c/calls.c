@@ -424,6 +424,12 @@ static void many_wishes(void) { // the kernel is not asked about these: the room
   exits(fork() ?: (_exit(*(word *)p + *(word *)(p + P) + 1), 0), 4);
   CHECK(!munmap(p, n / 2) && !munmap(p + n / 2, n / 2));
   p = full(MIB), same(p, 0, MIB);
+  // On the way they are there twice, and nothing else is.
+  char *q = map(n = 110000 * P, 3), *there = map(n, 3);
+  for (said = 0; said < n; said += 2 * P) CHECK(!madvise(q + said, P, 18));
+  CHECK(mremap(q, n, n, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+  *(word *)there = *(word *)(there + P) = 3;
+  exits(fork() ?: (_exit(*(word *)there + *(word *)(there + P) + 1), 0), 4);
 }
 // What an access may not do a system call may not do in its place, whether the page is in core or not.
 static void in_system_calls(void) {
