@@ -14,7 +14,7 @@ use selfpage_core::addr::PageBytes;
 
 mod child;
 
-use child::{FORKS, IS_CHILD, fork_here, in_child, say};
+use child::{FORKS, IS_CHILD, child_ends_after, fork_here, in_child, say};
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
@@ -363,11 +363,7 @@ fn while_pagers_sync_over_forks() {
             scope.spawn(move || {
                 // SAFETY: test: it has no preconditions.
                 tell.send(unsafe { libc::pthread_self() }).unwrap();
-                region.flush(0, PAGE).unwrap();
-                if IS_CHILD.load(Ordering::SeqCst) {
-                    // SAFETY: test: ends the child.
-                    unsafe { libc::_exit(0) };
-                }
+                child_ends_after(|| region.flush(0, PAGE).unwrap());
             });
         }
         // Time for all of them to come to it.

@@ -13,6 +13,7 @@ use selfpage::{Domain, Kind, Region, Trap};
 
 #[path = "../../../tests/alone.rs"]
 mod alone;
+mod child;
 #[path = "../examples/sandbox.rs"]
 mod sandbox;
 #[path = "../../../tests/skip.rs"]
@@ -413,26 +414,21 @@ fn a_forked_child_stays_in_its_domain_alone() {
             met.wait();
         });
         met.wait();
-        let entered = domain.enter().unwrap();
-        // SAFETY: the child probes and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
+        let mut entered = Some(domain.enter().unwrap());
+        let status = child::in_child(|| {
             let inside = (probe.may(&own), probe.may(&hidden)) == (ALL, NOTHING);
-            drop(entered);
+            drop(entered.take());
             let outside = (probe.may(&own), probe.may(&hidden)) == (ALL, ALL);
             let second = other.enter().is_ok_and(|_entered| probe.may(&own) == NOTHING);
-            // SAFETY: ends the child, without the parent's handlers.
-            unsafe { libc::_exit(i32::from(!inside) + 2 * i32::from(!outside) + 4 * i32::from(!second)) };
-        }
-        let mut status = 0;
-        // SAFETY: the number is borrowed for the call.
-        unsafe { libc::waitpid(child, &mut status, 0) };
+            child::say(&format!("right inside: {inside}, outside: {outside}, in another domain: {second}"));
+            inside && outside && second
+        });
         assert_eq!((probe.may(&own), probe.may(&hidden)), (ALL, NOTHING));
         drop(entered);
         met.wait();
         status
     });
-    assert_eq!(status, 0, "the child found wrong: 1 inside, 2 outside, 4 in another domain");
+    assert_eq!(status, 0, "what the child found");
     assert_eq!(probe.may(&hidden), ALL);
 }
 

@@ -364,6 +364,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::child::in_child;
     use selfpage_core::linux::memory::Place;
 
     #[test]
@@ -419,10 +420,8 @@ mod tests {
             drop(opening);
         });
         told.recv().unwrap();
-        // SAFETY: the child ends, and a hang of it is ended by its alarm.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: as above.
+        let ended = in_child(|| {
+            // SAFETY: a call without pointers, which ends the child where it hangs.
             unsafe { libc::alarm(10) };
             let found = || {
                 let mut found = Dirty::new();
@@ -433,14 +432,9 @@ mod tests {
             let (noted, later) = (found() == [page(1)], found().is_empty());
             // SAFETY: mapped, and nobody holds a reference to it.
             unsafe { (page(2).start as *mut u8).write_volatile(1) };
-            let right = noted && later && found() == [page(2)];
-            // SAFETY: as above.
-            unsafe { libc::_exit(i32::from(!right)) }
-        }
-        let mut status = 0;
-        // SAFETY: our own child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0, "it waits for a place, or has a wrong note");
+            noted && later && found() == [page(2)]
+        });
+        assert_eq!(ended, 0, "it waits for a place, or has a wrong note");
         drop(end);
         others.join().unwrap();
         disarm(id, range.clone()).unwrap();

@@ -287,7 +287,7 @@ mod tests {
     use selfpage_core::pager::{Context, PagerError};
 
     use super::*;
-    use crate::child::{FORKS, IS_CHILD, fork_here, forked};
+    use crate::child::{FORKS, child_ends_after, fork_here, forked};
     use crate::over_memory::over_memory;
     use crate::snapshot::Snapshots;
     use crate::store::{BackingStore, Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
@@ -363,11 +363,7 @@ mod tests {
                 scope.spawn(move || {
                     // SAFETY: test: the name of this thread.
                     tell.send(unsafe { libc::pthread_self() }).unwrap();
-                    work(region);
-                    if IS_CHILD.load(Ordering::SeqCst) {
-                        // SAFETY: test: ends the child.
-                        unsafe { libc::_exit(0) };
-                    }
+                    child_ends_after(|| work(region));
                     ended.store(true, Ordering::SeqCst);
                 });
                 let a_moment = || std::thread::sleep(Duration::from_millis(300));

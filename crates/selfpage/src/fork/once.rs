@@ -73,6 +73,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::child::in_child;
 
     #[test]
     fn threads_make_it_once_and_see_the_same() {
@@ -101,19 +102,12 @@ mod tests {
         });
         told.recv().unwrap();
         assert_eq!(VALUE.get(), None);
-        // SAFETY: test: the child uses nothing that another thread may have locked, and ends; a hang of it is ended by its alarm.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: as above.
-            unsafe {
-                libc::alarm(10);
-                libc::_exit(i32::from(*VALUE.get_or_make(|| 2) != 2 || VALUE.get() != Some(&2)))
-            }
-        }
-        let mut status = 0;
-        // SAFETY: test: our own child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0, "the child hangs, or has its parent's half of a value");
+        let ended = in_child(|| {
+            // SAFETY: test: a call without pointers, which ends the child where it hangs.
+            unsafe { libc::alarm(10) };
+            *VALUE.get_or_make(|| 2) == 2 && VALUE.get() == Some(&2)
+        });
+        assert_eq!(ended, 0, "the child hangs, or has its parent's half of a value");
         drop(go_on);
         assert_eq!(maker.join().unwrap(), 1);
         assert_eq!(VALUE.get(), Some(&1));

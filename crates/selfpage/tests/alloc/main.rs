@@ -3,6 +3,8 @@
 mod batches;
 mod bounds;
 mod checked;
+#[path = "../child/mod.rs"]
+mod child;
 mod exchanges;
 mod input;
 mod limits;

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use selfpage::alloc;
 
+use crate::child::forked;
 use crate::own_process;
 use crate::random::{Random, seed};
 use crate::resident_bytes;
@@ -265,11 +266,9 @@ fn what_is_given_back_stays_away() {
 fn a_fork_has_its_own() {
     own_process::run("packed::a_fork_has_its_own", || {
         alloc::fork::register();
-        let mine = blocks(2000, 7);
-        // SAFETY: the child calls nothing but the allocator and `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let mine = mine.into_iter().enumerate().filter(|(number, block)| {
+        let mut mine = blocks(2000, 7);
+        forked(|| {
+            let mine = std::mem::take(&mut mine).into_iter().enumerate().filter(|(number, block)| {
                 block.check(block.pages);
                 // SAFETY: the child's own copies, not used any more.
                 number % 3 != 0
@@ -286,13 +285,7 @@ fn a_fork_has_its_own() {
             left.extend((0..1000).map(|number| Block::new(7, number)));
             left.into_iter().for_each(Block::free);
             alloc::trim(0);
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(0) };
-        }
-        let mut status = 0;
-        // SAFETY: our child, and a place for its status.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(status, 0, "the child");
+        });
         mine.into_iter().for_each(Block::free);
         assert_eq!(alloc::stats().live_bytes, 0);
     });

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use selfpage::alloc;
 
+use crate::child::in_child;
 use crate::own_process;
 
 const BLOCK_BYTES: usize = 8 << 20;
@@ -49,19 +50,12 @@ fn threads() -> usize {
 
 /// Forks, and expects the child to find `right`. A child that hangs is ended.
 fn fork_finds(right: impl FnOnce() -> bool) {
-    // SAFETY: the child starts a thread at most, and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: calls without pointers; the second ends the child at once.
-        unsafe {
-            libc::alarm(60);
-            libc::_exit(i32::from(!right()))
-        };
-    }
-    let mut status = 0;
-    // SAFETY: our child, and a place for its status.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0);
+    let ended = in_child(|| {
+        // SAFETY: a call without pointers.
+        unsafe { libc::alarm(60) };
+        right()
+    });
+    assert_eq!(ended, 0);
 }
 
 /// Also where nobody has called `fork::register`.

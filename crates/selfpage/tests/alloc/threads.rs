@@ -6,6 +6,7 @@ use std::thread;
 
 use selfpage::alloc;
 
+use crate::child::{forked, in_child};
 use crate::own_process;
 use crate::random::{Random, seed};
 
@@ -95,9 +96,7 @@ fn forks_in_a_storm_leave_both_sides_right() {
         thread::scope(|scope| {
             let storm = scope.spawn(|| storm(seed, 3000));
             while !storm.is_finished() {
-                // SAFETY: the child calls nothing but the allocator and `_exit`.
-                let child = unsafe { libc::fork() };
-                if child == 0 {
+                let ended = in_child(|| {
                     // A lock that nobody gives back would hold it for ever.
                     // SAFETY: a call without pointers.
                     unsafe { libc::alarm(120) };
@@ -108,13 +107,9 @@ fn forks_in_a_storm_leave_both_sides_right() {
                     // SAFETY: the child's own copies, not used any more.
                     mine.iter().for_each(|block| unsafe { alloc::free(block.0) });
                     alloc::trim(0);
-                    // SAFETY: ends the child at once.
-                    unsafe { libc::_exit(0) };
-                }
-                let mut status = 0;
-                // SAFETY: our child, and a place for its status.
-                unsafe { libc::waitpid(child, &raw mut status, 0) };
-                assert_eq!(status, 0, "the child, seed {seed}");
+                    true
+                });
+                assert_eq!(ended, 0, "the child, seed {seed}");
                 mine.iter().for_each(Marked::check);
             }
         });
@@ -143,17 +138,7 @@ fn handlers_of_a_fork_may_allocate_whenever_they_were_registered() {
         // SAFETY: as above.
         unsafe { libc::pthread_atfork(handler, handler, handler) };
         for _ in 0..10 {
-            // SAFETY: the child calls nothing but the allocator and `_exit`.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                allocates_over_a_fork();
-                // SAFETY: ends the child at once.
-                unsafe { libc::_exit(0) };
-            }
-            let mut status = 0;
-            // SAFETY: our child, and a place for its status.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!(status, 0, "the child");
+            forked(|| allocates_over_a_fork());
             allocates_over_a_fork();
         }
     });

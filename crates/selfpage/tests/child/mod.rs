@@ -1,7 +1,7 @@
 //! Forked children of a test.
 #![allow(dead_code, unsafe_code)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -15,20 +15,23 @@ pub struct Child(i32);
 pub fn fork(work: impl FnOnce() -> bool) -> Child {
     // SAFETY: test: the child only does `work` and ends; what it needs of the library was made ready by its handlers.
     match unsafe { libc::fork() } {
-        0 => {
-            let right = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<&str>().copied();
-                say(text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic"));
-                false
-            });
-            // SAFETY: test: ends without running what belongs to the parent.
-            unsafe { libc::_exit(i32::from(!right)) }
-        }
+        0 => end(catch_unwind(AssertUnwindSafe(work))),
         child => {
             assert!(child > 0, "no child");
             Child(child)
         }
     }
+}
+
+/// Ends a child as its work did. A panic that goes on would end its only thread, by the test's harness, and with that the process: well.
+fn end(worked: std::thread::Result<bool>) -> ! {
+    let right = worked.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        say(text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic"));
+        false
+    });
+    // SAFETY: test: ends without running what belongs to the parent.
+    unsafe { libc::_exit(i32::from(!right)) }
 }
 
 /// Has a child say something: what it prints goes into the test runner's buffer, of which it has a copy that nobody reads.
@@ -98,4 +101,13 @@ pub extern "C" fn fork_here(_: libc::c_int) {
         }
         FORKS.fetch_add(1, SeqCst);
     }
+}
+
+/// Does `work`, in the middle of which [`fork_here`] may be called: a child of that ends with the work.
+pub fn child_ends_after(work: impl FnOnce()) {
+    let worked = catch_unwind(AssertUnwindSafe(work));
+    if IS_CHILD.load(SeqCst) {
+        end(worked.map(|()| true));
+    }
+    worked.unwrap_or_else(|panic| resume_unwind(panic));
 }

@@ -8,6 +8,7 @@ use selfpage::store::MemoryStore;
 use selfpage::{Domain, Region, Trap};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::child::fork;
 use crate::scenario::{PAGE, here, in_child};
 
 const FRAMES: usize = 64;
@@ -257,17 +258,9 @@ fn a_fork_costs_the_frames_that_were_used() {
             let domain = Domain::with_frames(PAGES * PAGE).build().unwrap();
             let mut region = domain.region(PAGES * PAGE).trap(trap).zero().unwrap();
             region.as_mut_slice::<u64>()[0] = 7;
-            let mut child = 0;
-            // SAFETY: test: a child that looks at a word.
-            looks_at_few("a fork", || child = unsafe { libc::fork() });
-            if child == 0 {
-                let right = region.as_slice::<u64>()[0] == 7;
-                // SAFETY: test: no destructors in the child.
-                unsafe { libc::_exit(i32::from(!right)) };
-            }
-            let mut status = 0;
-            // SAFETY: test: our child, and a number of ours.
-            assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+            let mut child = None;
+            looks_at_few("a fork", || child = Some(fork(|| region.as_slice::<u64>()[0] == 7)));
+            assert_eq!(child.unwrap().wait(), 0);
         })
         .well();
     }
