@@ -390,7 +390,9 @@ fn nothing_is_left_after_a_kill() {
     })
     .by(libc::SIGKILL, &[]);
     assert_eq!(listed(&place), ["named"]);
-    assert_eq!(listed("/dev/shm"), before);
+    // What other programs have there meanwhile is theirs.
+    let ours = |name: &String| name.contains("selfpage") && !before.contains(name);
+    assert_eq!(listed("/dev/shm").into_iter().find(ours), None);
     // And it can be used again.
     FileStore::create(std::path::Path::new(&place).join("named"), 1 << 20).unwrap();
 }
