@@ -13,6 +13,9 @@ use selfpage::{DescriptorTable, Domain, Region, Trap};
 use selfpage_core::addr::PageBytes;
 
 mod child;
+#[allow(dead_code)]
+#[path = "failure/scenario.rs"]
+mod scenario;
 
 use child::{FORKS, IS_CHILD, child_ends_after, fork_here, in_child, say};
 
@@ -21,6 +24,15 @@ const WORDS: usize = PAGE / 8;
 
 /// For tests that count the forks of a handler.
 static FORKING: Mutex<()> = Mutex::new(());
+
+/// Tells threads of a scope to end, also where a panic does: it waits for them.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 fn region(domain: &Domain, trap: Trap, pages: usize, memory: bool) -> Region {
     let builder = domain.region(pages * PAGE).trap(trap);
@@ -42,23 +54,27 @@ fn faults() -> i64 {
     }
 }
 
-/// What a region has addresses for, and never had in a frame, costs a fork nothing: neither here nor in the child.
+/// What a region has addresses for, and never had in a frame, costs a fork nothing: neither here nor in the child. In a process where nobody
+/// else has any.
 #[test]
 fn costs_what_the_frames_cost() {
-    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
-    let mut region = region(&domain, Trap::Worker, 16 << 20, true);
-    for page in 0..128 {
-        region.as_mut_slice::<u64>()[page * WORDS] = page as u64 + 1;
-    }
-    let before = faults();
-    let status = in_child(|| {
-        let cost = faults();
-        let right = (0..128).all(|page| region.as_slice::<u64>()[page * WORDS] == page as u64 + 1);
-        // A word for each page of the region is 32,768 pages of words; what tests beside this one have in core costs as well.
-        right && cost < 16_000
-    });
-    assert_eq!(status, 0);
-    assert!(faults() - before < 16_000, "{} faults", faults() - before);
+    scenario::in_child(scenario::here!(), "", || {
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let mut region = region(&domain, Trap::Worker, 16 << 20, true);
+        for page in 0..128 {
+            region.as_mut_slice::<u64>()[page * WORDS] = page as u64 + 1;
+        }
+        let before = faults();
+        let status = in_child(|| {
+            let cost = faults();
+            let right = (0..128).all(|page| region.as_slice::<u64>()[page * WORDS] == page as u64 + 1);
+            // A word for each page of the region is 32,768 pages of words.
+            right && cost < 16_000
+        });
+        assert_eq!(status, 0);
+        assert!(faults() - before < 16_000, "{} faults", faults() - before);
+    })
+    .well();
 }
 
 /// The memory that this process has in core.
@@ -147,6 +163,7 @@ fn forks_while_other_threads_fault() {
         let word = |at: usize| unsafe { AtomicU64::from_ptr((&raw const words[at]).cast_mut()) };
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _ends = Ends(&done);
             for thread in 0..3usize {
                 let (word, done) = (&word, &done);
                 scope.spawn(move || {
@@ -176,7 +193,6 @@ fn forks_while_other_threads_fault() {
                 });
                 assert_eq!(status, 0, "{trap:?}, round {round}");
             }
-            done.store(true, Ordering::Relaxed);
         });
         for page in 0..pages {
             assert_eq!(word(page * WORDS).load(Ordering::SeqCst), word(page * WORDS + 9).load(Ordering::SeqCst));
@@ -193,6 +209,7 @@ fn forks_while_threads_start_and_end() {
     let region = domain.region(32 * PAGE).zero().unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = Ends(&done);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -200,9 +217,7 @@ fn forks_while_threads_start_and_end() {
                 }
             });
         }
-        let ended = (0..1000).position(|_| in_child(|| region.as_slice::<u64>()[0] == 0) != 0);
-        done.store(true, Ordering::Relaxed);
-        assert_eq!(ended, None);
+        (0..1000).for_each(|_| assert_eq!(in_child(|| region.as_slice::<u64>()[0] == 0), 0));
     });
 }
 
@@ -366,7 +381,8 @@ fn while_pagers_sync_over_forks() {
                 child_ends_after(|| region.flush(0, PAGE).unwrap());
             });
         }
-        // Time for all of them to come to it.
+        scenario::until("one of them syncs", || pager.syncs.load(Ordering::SeqCst) > 0);
+        // Time for the others to come to it.
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(pager.syncs.load(Ordering::SeqCst), 1);
         domain.region(PAGE).zero().unwrap();
