@@ -186,7 +186,14 @@ fn pages_that_come_by_clones_moves_and_advice_are_traced() {
         source.protect((3 * COUNT - 1) * PAGE, PAGE, Protection::None).unwrap();
         source.discard((3 * COUNT - 1) * PAGE, PAGE).unwrap();
         source.prefetch(0, COUNT * PAGE).unwrap();
+        let began = Instant::now();
+        while source.residency()[..COUNT].iter().any(|byte| byte.load(Ordering::Relaxed) == 0) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{trap:?}: what is asked for does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A moment for what is told of the last of it.
         std::thread::sleep(Duration::from_millis(200));
+        domain.flush_trace();
         let gone = source.as_ptr() as u64 / PAGE as u64 + 3 * COUNT as u64 - 1;
         let mut in_core = Vec::new();
         for region in [&source, &clone] {
@@ -194,7 +201,7 @@ fn pages_that_come_by_clones_moves_and_advice_are_traced() {
             let bytes = (first..).zip(region.residency());
             in_core.extend(bytes.filter(|(_, byte)| byte.load(Ordering::Relaxed) == 1).map(|(page, _)| page));
         }
-        // Read before they end, which drops all pages; what happened is written by now.
+        // Read before they end, which drops all pages.
         let trace = Trace::read(&path).unwrap();
         let mut came = BTreeMap::new();
         for record in trace.records {

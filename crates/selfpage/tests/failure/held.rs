@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::IoUring;
 use selfpage::snapshot::Snapshots;
@@ -196,7 +196,9 @@ fn what_was_written_as_a_part_was_restored_never_reads_as_zero() {
             };
             std::thread::scope(|scope| {
                 scope.spawn(|| keep_mappings_busy(&stop));
-                let lost = (0..200).any(|_| {
+                let began = Instant::now();
+                let mut tries = std::iter::repeat(()).take_while(|()| began.elapsed() < Duration::from_secs(20));
+                let lost = tries.any(|()| {
                     // SAFETY: test: nobody holds a reference into the page.
                     assert_eq!(unsafe { region.while_empty(part, PAGE, map_over) }.unwrap(), word);
                     let begun = AtomicBool::new(false);
