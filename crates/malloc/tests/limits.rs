@@ -5,6 +5,7 @@
 mod limited_group;
 mod preloaded;
 
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
@@ -70,6 +71,19 @@ fn a_child_that_sees_no_groups_heeds_its_parents_limit() {
     let arguments = ["sees-nothing", empty.path().to_str().unwrap()];
     lives(alone(&group, &arguments));
     // And one whose keeper looks again.
+    lives(within(&group, &arguments));
+}
+
+/// As containers and daemons have it: an empty directory is where groups would be mounted.
+#[test]
+fn nor_does_a_root_with_proc_and_no_groups_in_it_take_the_limit_away() {
+    let Some(group) = Group::limited(256 * MIB) else { return skip("cgroup", REASON) };
+    let root = preloaded::directory();
+    let proc = root.path().join("proc");
+    fs::create_dir(&proc).unwrap();
+    fs::create_dir_all(root.path().join("sys/fs/cgroup")).unwrap();
+    let arguments = ["sees-nothing", root.path().to_str().unwrap(), proc.to_str().unwrap()];
+    lives(alone(&group, &arguments));
     lives(within(&group, &arguments));
 }
 

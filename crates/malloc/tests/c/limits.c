@@ -4,12 +4,14 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -71,6 +73,12 @@ static void use_many(void) {
     free(block);
 }
 
+// Has /proc at `place` too, for this process alone.
+static void show_proc(char *place) {
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) abort();
+    if (mount("/proc", place, NULL, MS_BIND | MS_REC, NULL) != 0) abort();
+}
+
 int main(int count, char **arguments) {
     if (count > 3 && strcmp(arguments[1], "opens-nothing") == 0) {
         // What it takes before.
@@ -102,10 +110,11 @@ int main(int count, char **arguments) {
         int status = 0;
         if (waitpid(child, &status, 0) != child || status != 0) return 1;
     } else if (count > 2 && strcmp(arguments[1], "sees-nothing") == 0) {
-        // The parent has looked for its limit. The child sees no groups.
+        // The parent has looked for its limit. The child sees no groups, and what the kernel says of itself if a place for that is named.
         free(malloc(48 * MIB));
         pid_t child = fork();
         if (child == 0) {
+            if (count > 3) show_proc(arguments[3]);
             if (chroot(arguments[2]) != 0) abort();
             use(200, 100);
             _exit(0);

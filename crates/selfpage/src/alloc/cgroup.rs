@@ -13,7 +13,6 @@ use rustix::io::Errno;
 use super::file::File;
 
 const MOUNTS: &str = "/sys/fs/cgroup";
-const MOUNTS_PATH: &CStr = c"/sys/fs/cgroup";
 
 /// What a group has free, of what it may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,16 +47,6 @@ pub(super) enum Unknown {
     Unseen,
 }
 
-impl From<Errno> for Unknown {
-    fn from(why: Errno) -> Unknown {
-        match why {
-            Errno::NOMEM => Unknown::NoMemory,
-            Errno::MFILE | Errno::NFILE => Unknown::NoDescriptor,
-            _ => Unknown::Unseen,
-        }
-    }
-}
-
 impl From<TryReserveError> for Unknown {
     fn from(_: TryReserveError) -> Unknown {
         Unknown::NoMemory
@@ -89,6 +78,12 @@ impl<'a> Group<'a> {
         path.try_reserve_exact(parts.iter().map(|part| part.len()).sum())?;
         parts.iter().for_each(|part| path.extend_from_slice(part.as_bytes()));
         Ok(path)
+    }
+
+    /// Whether its hierarchy is mounted: where it is not, there is often an empty directory, which each sysfs has.
+    fn is_seen(self) -> Result<bool, Unknown> {
+        let path = Group { way: "", ..self }.path("cgroup.procs")?;
+        Ok(CStr::from_bytes_with_nul(&path).map_or(Ok(None), open)?.is_some())
     }
 
     fn text(&self, file: &str) -> Asked<String> {
@@ -133,13 +128,19 @@ fn own<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> 
     })
 }
 
-/// A file's text. Not by the C library: the middle of an allocation is no place to be cancelled at.
+/// Not by the C library: the middle of an allocation is no place to be cancelled at.
+fn open(path: &CStr) -> Asked<File> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::NOMEM) => Err(Unknown::NoMemory),
+        Err(Errno::MFILE | Errno::NFILE) => Err(Unknown::NoDescriptor),
+        Err(_) => Ok(None),
+    }
+}
+
+/// A file's text.
 fn text(path: &CStr) -> Asked<String> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(why @ (Errno::NOMEM | Errno::MFILE | Errno::NFILE)) => return Err(why.into()),
-        Err(_) => return Ok(None),
-    };
+    let Some(file) = open(path)? else { return Ok(None) };
     let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
     loop {
         match file.read(&mut part) {
@@ -156,8 +157,12 @@ fn text(path: &CStr) -> Asked<String> {
 
 /// Those that the process is in, where it sees what they may have.
 fn groups() -> Result<String, Unknown> {
-    File::open(MOUNTS_PATH)?;
-    text(c"/proc/thread-self/cgroup")?.ok_or(Unknown::Unseen)
+    let groups = text(c"/proc/thread-self/cgroup")?.ok_or(Unknown::Unseen)?;
+    let mut seen = false;
+    for group in own(MOUNTS, &groups) {
+        seen |= group.is_seen()?;
+    }
+    if seen { Ok(groups) } else { Err(Unknown::Unseen) }
 }
 
 /// The first thing that `open` finds where the process's group would report pressure.
