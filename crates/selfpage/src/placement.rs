@@ -11,6 +11,7 @@ use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Place};
 
+use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
 use crate::maps;
 use crate::region::Builder;
@@ -31,7 +32,8 @@ pub(crate) enum Placement {
 }
 
 impl Builder<'_> {
-    /// At this address, the first of a page. The region is not made where something is there already.
+    /// At this address, the first of a page. The region is not made where something is there already, or the place is another region's of the
+    /// domain, of which the program has unmapped that part.
     pub fn at(mut self, addr: usize) -> Self {
         self.placement = Placement::At(addr);
         self
@@ -47,15 +49,42 @@ impl Builder<'_> {
 }
 
 /// Reserves fresh anonymous memory there. Returns its address.
-pub(crate) fn reserve(placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
+pub(crate) fn reserve(inner: &Inner, placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
     match placement {
-        // Access comes later: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
-        // SAFETY: owned-range: a fresh mapping.
-        Placement::Anywhere => unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) }
-            .map_err(|errno| Error::system("reserve", object, errno)),
+        Placement::Anywhere => {
+            reserve_anywhere(inner, len_bytes).map_err(|errno| Error::system("reserve", object, errno))
+        }
         Placement::At(addr) => reserve_at(addr, len_bytes, object),
         Placement::FarFromAll => reserve_far(len_bytes, object),
     }
+}
+
+/// Where the kernel likes, but in no region of the domain's, of which the program has unmapped a part.
+fn reserve_anywhere(inner: &Inner, len_bytes: usize) -> std::result::Result<usize, Errno> {
+    // Access comes later: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
+    // SAFETY: owned-range: a fresh mapping.
+    let map = |len_bytes| unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) };
+    let unmap = |from: usize, to: usize| {
+        // SAFETY: owned-range: of a mapping that was just made, and that nobody has.
+        let _ = unsafe { memory::unmap(from, to - from) };
+    };
+    let region_bytes = |start| inner.region_bytes_at(&(start..start + len_bytes));
+    let found = map(len_bytes)?;
+    let Some(mut more_bytes) = region_bytes(found) else { return Ok(found) };
+    // One that is longer by that region reaches out of it, at one of its ends; there may be another region.
+    while let Ok(start) = map(len_bytes.saturating_add(more_bytes)) {
+        let end = start + len_bytes + more_bytes;
+        if let Some(place) = [start, end - len_bytes].into_iter().find(|place| region_bytes(*place).is_none()) {
+            unmap(found, found + len_bytes);
+            unmap(start, place);
+            unmap(place + len_bytes, end);
+            return Ok(place);
+        }
+        unmap(start, end);
+        more_bytes = more_bytes.saturating_mul(2);
+    }
+    // Whoever adds it to the domain says why it cannot be there.
+    Ok(found)
 }
 
 fn reserve_at(addr: usize, len_bytes: usize, object: &str) -> Result<usize> {

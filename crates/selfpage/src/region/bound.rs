@@ -29,7 +29,7 @@ use super::{ADDRESS, Builder, Lent, Means, Region};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
-use crate::domain::{Inner, Life, MOST_REGIONS, threads};
+use crate::domain::{Inner, Life, MOST_REGIONS, region_at, threads};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
@@ -110,7 +110,7 @@ impl Bound {
         let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 7 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
-        let start = placement::reserve(builder.placement, len_bytes, &object())?;
+        let start = placement::reserve(inner, builder.placement, len_bytes, &object())?;
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
@@ -201,9 +201,7 @@ impl Bound {
         if unsafe { inner.state().regions.insert(&raw const *self.region) } {
             return Ok(());
         }
-        let own = self.addresses();
-        let meets = |other: &&Arc<Bound>| other.start() < own.end && own.start < other.addresses().end;
-        let (kind, cause) = match regions.values().find(meets) {
+        let (kind, cause) = match region_at(regions, &self.addresses()) {
             Some(other) => (
                 Kind::Invalid,
                 format!(

@@ -104,3 +104,28 @@ fn a_region_in_a_hole_of_another_of_its_domain_is_told_why_it_cannot_be() {
     })
     .well();
 }
+
+/// However large the hole is, and wherever in the region.
+#[test]
+fn nor_does_one_come_there_that_may_lie_anywhere() {
+    for (case, hole) in [("end", 48..64), ("begin", 0..48), ("middle", 8..56), ("all", 0..64)] {
+        in_child(here!(), case, || {
+            let domain = Domain::with_frames(16 * PAGES * PAGE).build().unwrap();
+            let big = domain.region(4 * PAGES * PAGE).name("big").zero().unwrap();
+            let (start, end) = (big.as_ptr().addr(), big.as_ptr().addr() + big.len_bytes());
+            let at = big.as_ptr().wrapping_add(hole.start * PAGE);
+            // SAFETY: test: nobody uses that part.
+            assert_eq!(unsafe { libc::munmap(at.cast(), hole.len() * PAGE) }, 0);
+            // More than the kernel has room for elsewhere above it.
+            let regions: Vec<_> = (0..20)
+                .map(|_| {
+                    let mut region = domain.region(4 * PAGE).zero().unwrap();
+                    region.as_mut_slice::<u8>().fill(7);
+                    region
+                })
+                .collect();
+            assert!(regions.iter().all(|region| !(start..end).contains(&region.as_ptr().addr())));
+        })
+        .well();
+    }
+}
