@@ -71,7 +71,8 @@ impl Display for PagerError {
                 let number = Errno::from_raw_os_error(number);
                 return write!(
                     f,
-                    "the pager failed with {number}: a filter on system calls (seccomp) may forbid {IO}; allow them"
+                    "the pager failed with {number}: one of the program's own knows why; else a filter on system calls (seccomp) may \
+                     forbid {IO}: allow them"
                 );
             }
             PagerError::Io(number) => return write!(f, "the pager failed with {}", Errno::from_raw_os_error(number)),
@@ -99,6 +100,7 @@ mod tests {
         assert!(PagerError::Io(27).to_string().contains("(EFBIG); raise `ulimit -f`"));
         let said = PagerError::Io(1).to_string();
         assert!(said.contains("EPERM") && said.contains("seccomp") && said.contains("preadv"), "{said}");
+        assert!(said.contains("of the program's own"), "{said}");
         assert_eq!(PagerError::Io(133).to_string(), "the pager failed with errno 133");
         let unsaved = Failure::Shortage(Shortage::Unsaved(PagerError::Full));
         assert_eq!(unsaved.to_string(), "no frame, because pages cannot be saved: the store is full (ENOSPC)");
