@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::io::fcntl_getfd;
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
-use selfpage_core::fault::{Failure, copy_first, protect};
+use selfpage_core::fault::{Failure, copy_first, inherit, protect};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Reach;
@@ -167,6 +167,10 @@ impl Inner {
         for bound in regions.values() {
             bound.core().let_all_go();
             bound.tracker.forget();
+            // The thread that was to make the cut is not here, nor the handle that keeps the source.
+            if bound.core().source().is_some() && !bound.core().is_linked() {
+                inherit::give_up(bound.core());
+            }
         }
         let kept = tell_pagers(regions, files, reserved)?;
         let mut protected = Vec::new();
@@ -281,6 +285,7 @@ fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles, reserved: 
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::mem::ManuallyDrop;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;
 
@@ -315,6 +320,25 @@ mod tests {
         let around = [all.start..at, at + PAGE_BYTES..all.end];
         assert_eq!(inner.parts_among(&region.bound, &stale), around);
         assert_eq!(inner.parts_among(&region.bound, &before()), around);
+    }
+
+    /// Whoever makes it is not in the child, and its source may go there.
+    #[test]
+    fn a_child_forked_while_a_clone_is_made_has_a_region_that_is_none() {
+        let domain = Domain::with_frames(64 * PAGE_BYTES).build().unwrap();
+        let region = || domain.region(PAGE_BYTES).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        let (source, clone) = (region(), region());
+        // SAFETY: region-in-map: the source is here until the two have parted.
+        unsafe { clone.core().clone_of(source.core()) };
+        let here = ManuallyDrop::new(source);
+        forked(|| {
+            // SAFETY: test: not used in the child any more.
+            drop(unsafe { std::ptr::read(&*here) });
+            assert!(clone.core().source().is_none());
+            clone.pin(0, PAGE_BYTES).unwrap();
+        });
+        inherit::give_up(clone.core());
+        drop(ManuallyDrop::into_inner(here));
     }
 
     /// A store that no child can have.
