@@ -32,6 +32,12 @@ extern "C" fn at_load() {
                 "selfpage: retains freed memory, up to 1.25 times what was live at most lately with what is live\n"
             )),
         }
+        if !wishes.keeper {
+            sys::say(format_args!("selfpage: starts no thread\n"));
+        }
+        if !wishes.maps {
+            sys::say(format_args!("selfpage: leaves what the program maps itself to the kernel\n"));
+        }
         if wishes.checked {
             sys::say(format_args!(
                 "selfpage: stops the use of larger blocks that were freed, and looks at each pointer into objects\n"

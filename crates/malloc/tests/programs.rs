@@ -196,6 +196,12 @@ fn variables() {
     let shown = errors(&ran("SELFPAGE_SHOW_STATS", "1"));
     assert!(shown.contains("objects below 1 MiB") && shown.contains("page faults"), "{shown}");
     assert!(errors(&ran("SELFPAGE_VERBOSE", "1")).contains("1.25 times what was live at most"));
+    let off = [("SELFPAGE_VERBOSE", "1"), ("SELFPAGE_KEEPER", "0"), ("SELFPAGE_MAPS", "0"), ("SELFPAGE_CHECKED", "1")];
+    let said = errors(&preloaded("/bin/true").envs(off).output().unwrap());
+    assert!(
+        ["starts no thread", "maps itself to the kernel", "pointer into objects"].iter().all(|set| said.contains(set)),
+        "{said}"
+    );
     assert_eq!(errors(&ran("SELFPAGE_RETAIN", "64M")), "");
     for (name, value) in [("SELFPAGE_RETAIN", "lots"), ("SELFPAGE_RETAIN", "-1"), ("SELFPAGE_SHOW_STATS", "maybe")] {
         let output = ran(name, value);
