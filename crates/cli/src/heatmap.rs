@@ -38,8 +38,11 @@ pub fn run(args: &Args) -> i32 {
     let trace = args.trace.display();
     match draw(&args.trace) {
         Ok(picture) => {
-            larger.iter().for_each(|larger| output::tell(format_args!("selfpage heatmap: {trace} is drawn; {larger}")));
-            svg::put("heatmap", &picture, &args.trace, args.output.as_deref())
+            let status = svg::put("heatmap", &picture, &args.trace, args.output.as_deref());
+            if let (0, Some(larger)) = (status, larger) {
+                output::tell(format_args!("selfpage heatmap: {trace} is drawn; {larger}"));
+            }
+            status
         }
         Err(why) => {
             let larger = larger.map(|larger| format!("; {larger}")).unwrap_or_default();

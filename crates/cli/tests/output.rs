@@ -131,6 +131,22 @@ fn a_picture_does_not_replace_what_it_is_drawn_of() {
     assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 5, "something was left");
 }
 
+/// That another trace is larger is told of a picture that there is.
+#[test]
+fn a_picture_that_cannot_be_written_is_not_drawn() {
+    let place = place("larger");
+    std::fs::copy(place.0.join("trace"), place.0.join("trace.7")).unwrap();
+    let longer = std::fs::File::options().append(true).open(place.0.join("trace.7")).unwrap();
+    longer.set_len(1 << 12).unwrap();
+    let drawn =
+        |picture: &str| run(&["heatmap".into(), place.path("trace"), "-o".into(), place.path(picture)], Stdio::null());
+    let (output, errors) = drawn("none/picture");
+    assert!(output.status.code() == Some(1) && errors.lines().count() == 1, "{errors}");
+    assert!(errors.contains("none/picture: ") && !errors.contains("is drawn"), "{errors}");
+    let (output, errors) = drawn("picture");
+    assert!(output.status.success() && errors.contains("is drawn; the trace of another process is larger"), "{errors}");
+}
+
 /// What `line` of a shell, with the tool as $0, gives where $1 is a disk of one page. `None`, and said so, where there can be none.
 fn on_a_small_disk(place: &Place, line: &str) -> Option<Output> {
     let line = format!(r#"mount -t tmpfs -o size=4k none "$1" && {line}"#);
