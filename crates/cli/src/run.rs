@@ -114,8 +114,8 @@ pub struct Args {
     trace: Option<PathBuf>,
     /// With --trace: estimate the working set once in so many milliseconds, by a sample of 256 pages; 0: never. 1000 unless
     /// stated otherwise.
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
-    sample_ms: Option<u64>,
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
+    sample_ms: Option<u32>,
     /// The program, and what it is told.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -319,7 +319,7 @@ impl Stats {
     fn open(path: &Path) -> Result<Stats, String> {
         let is_new = !path.exists();
         let file = File::options().write(true).create(true).truncate(false).open(path);
-        let failed = |cause: std::io::Error| format!("--stats {}: {}", path.display(), cause::told(&cause));
+        let failed = |cause: std::io::Error| cause::of_file("--stats", path, &cause);
         let file = file.map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
         // By a name like /dev/stderr, where the program's output goes: it is not to be written over.
@@ -484,7 +484,7 @@ fn is_one_file(one: &Path, other: &Path) -> bool {
 
 /// The trace's file as the library is told it, absolute. One that is there may be replaced.
 fn replaceable(said: &Path) -> Result<OsString, String> {
-    let wrong = |cause: std::io::Error| format!("--trace {}: {}", said.display(), cause::told(&cause));
+    let wrong = |cause: std::io::Error| cause::of_file("--trace", said, &cause);
     if said.as_os_str().as_encoded_bytes().contains(&b';') {
         return Err(format!("--trace {}: a name without a semicolon, please", said.display()));
     }

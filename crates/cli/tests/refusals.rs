@@ -32,7 +32,8 @@ fn bad_usage_is_one_line_with_the_verb() {
     refused(&["run"], "selfpage run: ", &["<PROGRAM>", "`selfpage run --help`"]);
     let mistyped = ["run", "--frame", "64M", "--store", "/nonexistent/store", "--", "true"];
     refused(&mistyped, "selfpage run: ", &["--frame", "there is --frames", "`selfpage run --help`"]);
-    refused(&["run", "--", "--frame"], "selfpage run: ", &["there is no program --frame"]);
+    refused(&["run", "--", "--frame"], "selfpage run: ", &["there is no program --frame", "give its path"]);
+    refused(&["run", "--sample-ms", "-5", "--", "true"], "selfpage run: ", &["--sample-ms", "0..="]);
     // What follows the program is the program's.
     refused(&["run", "/nonexistent", "--frame"], "selfpage run: ", &["cannot run /nonexistent"]);
     let unreadable = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg(OsStr::from_bytes(b"\xff")).output().unwrap();

@@ -36,7 +36,12 @@ fn sizes_and_names_that_make_no_sense() {
     refused(&["--frames", "64K", "--", "echo", "ran"], 2, &["1M"]);
     refused(&["--frames", "16M", "--policy", "best", "--", "echo", "ran"], 2, &["best", "lru"]);
     refused(&["--frames", "16M", "--store", "/nonexistent/store", "--", "echo", "ran"], 2, &["/nonexistent"]);
-    refused(&["--frames", "16M", "--stats", "/nonexistent/stats", "--", "echo", "ran"], 2, &["/nonexistent"]);
+    refused(
+        &["--frames", "16M", "--stats", "/nonexistent/stats", "--", "echo", "ran"],
+        2,
+        &["/nonexistent", "make its directory"],
+    );
+    refused(&["--frames", "16M", "--stats", "/tmp", "--", "echo", "ran"], 2, &["/tmp", "name a file"]);
     refused(&["--frames", "16M", "--", "no-such-program"], 2, &["no-such-program", "PATH"]);
     refused(&["--frames", "16M", "--", "/nonexistent/program"], 2, &["/nonexistent/program"]);
 }

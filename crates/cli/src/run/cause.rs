@@ -1,6 +1,7 @@
 //! Why the system refused what a run takes, with what helps where that is known.
 
-use std::io;
+use std::io::{self, ErrorKind};
+use std::path::Path;
 
 use rustix::io::Errno;
 
@@ -10,6 +11,16 @@ pub fn told(cause: &io::Error) -> String {
         Some(remedy) => format!("{cause}; {remedy}"),
         None => cause.to_string(),
     }
+}
+
+/// Why a file that an option names could not be opened.
+pub fn of_file(option: &str, path: &Path, cause: &io::Error) -> String {
+    let remedy = match cause.kind() {
+        ErrorKind::NotFound => "; make its directory, or name another file",
+        ErrorKind::IsADirectory => "; name a file in it",
+        _ => "",
+    };
+    format!("{option} {}: {}{remedy}", path.display(), told(cause))
 }
 
 /// What lets a file be opened, or a process begin.

@@ -30,7 +30,7 @@ fn in_path(name: &OsStr) -> Result<PathBuf, String> {
     std::env::split_paths(&dirs)
         .map(|dir| dir.join(name))
         .find(|path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok())
-        .ok_or_else(|| format!("there is no program {} in PATH", name.display()))
+        .ok_or_else(|| format!("there is no program {} in PATH: give its path, or add its directory", name.display()))
 }
 
 fn check(path: &Path, scripts: usize) -> Result<(), String> {
