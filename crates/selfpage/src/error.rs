@@ -177,6 +177,7 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
         ),
         libc::ENOMEM if operation == "protect" => Some(MORE_MAPPINGS),
         libc::ENOENT if object.starts_with("/proc/") => Some(MOUNT),
+        libc::ENOENT if opens_file(operation, object) => Some("make it, or its directory, or name another"),
         libc::EACCES if object.starts_with("/proc/") => undumpable(),
         libc::EPERM | libc::EACCES | libc::ENOSYS if operation == "share" => Some(ALLOW_PIDFDS),
         libc::EACCES if opens_file(operation, object) => {

@@ -374,7 +374,12 @@ impl Region {
         let unpin = move || range.pages().filter(|page| !range::unpin(state, *page)).reduce(|first, _| first);
         match self.life.inner.undisturbed(unpin) {
             None => Ok(()),
-            Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.bound.page_name(page), "it is not pinned")),
+            Some(page) => Err(Error::new(
+                Kind::Invalid,
+                "unpin",
+                self.bound.page_name(page),
+                "it is not pinned: unpin it as often as it was pinned",
+            )),
         }
     }
 

@@ -94,7 +94,12 @@ impl Opened {
         let meta = buffered.metadata().map_err(failed)?;
         // The kernel makes some up as they are read, as in /proc: they have bytes, and no length.
         if !meta.is_file() || meta.len() == 0 && buffered.read_at(&mut [0], 0).is_ok_and(|count| count > 0) {
-            return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file with a length"));
+            return Err(Error::new(
+                Kind::Invalid,
+                "map",
+                object,
+                "it is not a regular file with a length: copy what it holds into one",
+            ));
         }
         if access == FileAccess::ReadWrite && !page_cache::takes_mappings(&buffered) {
             let cause = "it takes no shared mappings (its file system has none, or it is sealed), by which changed pages are saved where its lock \

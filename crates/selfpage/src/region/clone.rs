@@ -61,7 +61,9 @@ impl Region {
         self.bound.has_all("clone", self.core().range)?;
         self.bound.has_no_stack_of_this_thread("clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
-            return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
+            let cause =
+                "clones are of regions that are stored, restored or zero at first: copy its contents into one of these";
+            return refused(Kind::Invalid, cause);
         }
         if self.core().trap.is_tracked() {
             return refused(Kind::Invalid, ONE_CLIENT);

@@ -57,7 +57,7 @@ impl Region {
         let from = self.whole_pages("move", offset_bytes, len_bytes)?;
         let new = to.whole_pages("move", to_offset_bytes, len_bytes)?;
         if from.first < new.end() && new.first < from.end() {
-            return refused("the two places have pages in common");
+            return refused("the two places have pages in common: choose another, or move by way of a third place");
         }
         self.bound.has_all("move", from)?;
         let inner = self.inner();

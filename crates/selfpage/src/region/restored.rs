@@ -27,14 +27,24 @@ impl Builder<'_> {
     pub fn restored(mut self, snapshot: &Snapshot, which: usize, store: impl BackingStore + 'static) -> Result<Region> {
         let object = || format!("region {which} of snapshot {}", snapshot.path().display());
         let saved = snapshot.regions().get(which);
-        let saved =
-            saved.ok_or_else(|| Error::new(Kind::Invalid, "restore", object(), "the snapshot has no such region"))?;
+        let saved = saved.ok_or_else(|| {
+            let count = snapshot.regions().len();
+            Error::new(
+                Kind::Invalid,
+                "restore",
+                object(),
+                format!("the snapshot has {count}, numbered from 0: name one of these"),
+            )
+        })?;
         let saved_bytes = saved.size_pages as usize * PAGE_BYTES;
         if self.len_bytes == 0 {
             self.len_bytes = saved_bytes;
         }
         if self.len_bytes > saved_bytes {
-            let cause = format!("{} bytes wanted, the snapshot has {saved_bytes}", self.len_bytes);
+            let cause = format!(
+                "{} bytes wanted, and it has {saved_bytes}: ask for no more, or for 0, which stands for all",
+                self.len_bytes
+            );
             return Err(Error::new(Kind::Invalid, "restore", object(), cause));
         }
         if self.name.is_empty() {

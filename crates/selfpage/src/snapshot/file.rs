@@ -135,7 +135,7 @@ impl Snapshot {
             Kind::Lost,
             "read",
             name(),
-            "the page is damaged: it does not have the hash that was taken of it",
+            "the page is damaged: it does not have the hash that was taken of it; restore another file",
         ))
     }
 
@@ -217,7 +217,7 @@ pub(super) fn newest(path: &Path, file: &File) -> Result<(Header, Current)> {
         Err(cause) => return Err(unread(path, cause)),
     };
     let Some(len_bytes) = known else {
-        let cause = "this is no snapshot file, or its first bytes are damaged";
+        let cause = "this is no snapshot file, or its first bytes are damaged: open another";
         return Err(Error::new(Kind::Lost, "open", named(path), cause));
     };
     let read = |at, len_bytes| read(file, at, len_bytes).map_err(|cause| unread(path, cause));

@@ -231,7 +231,7 @@ fn existing(path: &Path) -> Result<Option<Arc<Descriptor>>> {
             _ => why,
         })?;
     } else if !meta.is_file() {
-        return Err(Error::new(Kind::Invalid, "replace", named(path), "it is not a regular file"));
+        return Err(Error::new(Kind::Invalid, "replace", named(path), "it is not a regular file: name another"));
     }
     lock(&file, path)?;
     Ok(Some(opened))
@@ -332,7 +332,12 @@ fn unseen(path: &Path, cause: io::Error) -> Error {
 }
 
 fn held(path: &Path) -> Error {
-    Error::new(Kind::Held, "lock", named(path), "another process, or this one, writes snapshots there")
+    Error::new(
+        Kind::Held,
+        "lock",
+        named(path),
+        "another process, or this one, writes snapshots there: drop its `Snapshots`, or name another file",
+    )
 }
 
 #[cfg(test)]

@@ -110,19 +110,23 @@ impl Snapshots {
         // The program may change its directory.
         let path = std::path::absolute(&path).unwrap_or_else(|_| path.as_ref().into());
         let invalid = |cause: &str| Error::new(Kind::Invalid, "make", named(&path), cause);
-        let Some(first) = regions.first() else { return Err(invalid("a snapshot needs a region")) };
+        let Some(first) = regions.first() else { return Err(invalid("a snapshot needs a region: name one")) };
         if regions.iter().any(|region| !Arc::ptr_eq(region.life(), first.life())) {
-            return Err(invalid("its regions are of several domains, which stop for nothing together"));
+            return Err(invalid(
+                "its regions are of several domains, which stop for nothing together: make a `Snapshots` for each",
+            ));
         }
-        let again = |(at, region): (usize, &&Region)| {
-            regions.iter().take(at).any(|other| Arc::ptr_eq(&other.bound, &region.bound))
+        let again = |(at, region): &(usize, &&Region)| {
+            regions.iter().take(*at).any(|other| Arc::ptr_eq(&other.bound, &region.bound))
         };
-        if regions.iter().enumerate().any(again) {
-            return Err(invalid("a region is named twice"));
+        if let Some((_, region)) = regions.iter().enumerate().find(again) {
+            return Err(invalid(&format!("region {} is named twice: name it once", region.bound.name())));
         }
         let anonymous = |region: &&Region| region.core().rights == Rights::ReadWrite && region.bound.is_anonymous();
         if !regions.iter().all(anonymous) {
-            return Err(invalid("snapshots are of regions that are stored, restored or zero at first"));
+            return Err(invalid(
+                "snapshots are of regions that are stored, restored or zero at first: leave out all others",
+            ));
         }
         if regions.iter().any(|region| region.core().trap.is_tracked()) {
             return Err(invalid(ONE_CLIENT));
@@ -142,7 +146,8 @@ impl Snapshots {
         };
         let target = Target::at(&path, subject.saved_regions())?;
         if inner.snapshots.swap(true, Ordering::AcqRel) {
-            return Err(Error::new(Kind::Held, "make", named(&path), "a domain has one `Snapshots` at a time"));
+            let cause = "the domain has a `Snapshots` already: drop that one first";
+            return Err(Error::new(Kind::Held, "make", named(&path), cause));
         }
         for bound in &subject.regions {
             let _turn = inner.cutting.begin();

@@ -1,12 +1,13 @@
 //! A snapshot that cannot be written: nobody hangs, and the one before stays.
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage::snapshot::{Snapshot, Snapshots};
-use selfpage::store::FileStore;
-use selfpage::{Domain, Kind, Locking};
+use selfpage::store::{FileStore, MemoryStore};
+use selfpage::{Domain, FileAccess, Kind, Locking, Region};
 
 use super::{PAGE, Words, disk, saved, skip};
 use crate::filter::Call;
@@ -248,4 +249,38 @@ fn a_place_whose_names_cannot_be_looked_at_is_nobody_elses() {
     assert!(said.contains("one.snap") && said.contains("os error 1") && said.contains("newfstatat"), "{said}");
     // Nothing is left of it.
     Snapshots::of(&[&region], dir.path().join("one.snap")).unwrap().take().unwrap();
+}
+
+#[test]
+fn what_is_refused_is_told_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, text) = (dir.path().join("one.snap"), dir.path().join("text"));
+    std::fs::write(&text, "no snapshot").unwrap();
+    let domains = [(); 2].map(|()| Domain::with_frames(16 * PAGE).build().unwrap());
+    let regions = domains.each_ref().map(|domain| domain.region(PAGE).name("table").zero().unwrap());
+    let (domain, region) = (&domains[0], &regions[0]);
+    let mut snapshots = Snapshots::of(&[region], &path).unwrap();
+    snapshots.take().unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let of = |regions: &[&Region], path: &Path| Snapshots::of(regions, path).map(drop).unwrap_err();
+    let store = || MemoryStore::new(1 << 20).unwrap();
+    let restored = |len_bytes, which| domain.region(len_bytes).restored(&snapshot, which, store()).unwrap_err();
+    let copied = domain.region(0).file(&text, 0, FileAccess::Read).unwrap().cow_clone(store()).unwrap_err();
+    let away = dir.path().join("gone/one.snap");
+    let told = [
+        (of(&[], &path), "name one"),
+        (of(&[region, region], &path), "region table is named twice: name it once"),
+        (of(&[region, &regions[1]], &path), "make a `Snapshots` for each"),
+        (of(&[region], &dir.path().join("two.snap")), "the domain has a `Snapshots` already: drop that one first"),
+        (of(&[&regions[1]], &path), "drop its `Snapshots`, or name another file"),
+        (of(&[&regions[1]], &away), "or its directory"),
+        (Snapshot::open(&away).unwrap_err(), "or its directory"),
+        (Snapshot::open(&text).unwrap_err(), "open another"),
+        (restored(0, 1), "the snapshot has 1, numbered from 0"),
+        (restored(2 * PAGE, 0), "8192 bytes wanted, and it has 4096: ask for no more, or for 0"),
+        (copied, "copy its contents into one"),
+    ];
+    for (error, remedy) in told {
+        assert!(error.to_string().contains(remedy), "{error}: not {remedy}");
+    }
 }
