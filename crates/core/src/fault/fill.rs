@@ -22,16 +22,6 @@ pub const MOST_IN_TRAP: u32 = 16;
 /// Pages that a pager thread fetches for one fault, at most.
 pub const MOST_NOW: u32 = 32;
 
-/// Why a fetch brought nothing.
-pub(super) enum Stop {
-    NoFrame,
-    HandOver,
-    Again,
-    /// The access is to be tried again, and will meet what is there now.
-    Retry,
-    Failed(Failure),
-}
-
 /// Pages claimed for a fetch, ascending, with their frames.
 struct Batch<const N: usize> {
     pages: [(PageNo, Frame); N],
@@ -174,7 +164,7 @@ impl<const N: usize> Batch<N> {
     }
 
     /// Maps the pages in as few calls as their neighbourhood allows, and settles them.
-    fn map(&self, domain: &DomainState, region: &Region, waited_for: Option<PageNo>) -> Result<(), Stop> {
+    fn map(&self, domain: &DomainState, region: &Region, waited_for: Option<PageNo>) -> Result<(), Step> {
         let mut result = Ok(());
         let mut at = 0;
         while let Some(rest) = self.pages().get(at..)
@@ -196,7 +186,7 @@ impl<const N: usize> Batch<N> {
             {
                 let step = refused(domain, region, page, frame, why);
                 if waited_for == Some(page) {
-                    result = Err(stop(step));
+                    result = Err(step);
                 }
                 at += 1;
             }
@@ -218,15 +208,6 @@ pub(super) fn ask(
         Counters::add(&domain.counters.fill_errors_total, 1);
     }
     filled
-}
-
-fn stop(step: Step) -> Stop {
-    match step {
-        Step::Done(Outcome::Failed(failure)) => Stop::Failed(failure),
-        Step::HandOver => Stop::HandOver,
-        Step::Done(_) => Stop::Retry,
-        _ => Stop::Again,
-    }
 }
 
 /// How many entries at the front are neighbours in both address and slot.
@@ -266,7 +247,8 @@ fn claim_unasked(domain: &DomainState, region: &Region, page: PageNo) -> bool {
     claimed && !guarded
 }
 
-/// Fetches a claimed page, and with it those of `plan` that are cheap to have. How many bytes came from elsewhere.
+/// Fetches a claimed page, and with it those of `plan` that are cheap to have. How many bytes came from elsewhere; `Err`: what is to be done
+/// where the page did not come.
 pub(super) fn fetch<const N: usize>(
     domain: &DomainState,
     context: Context,
@@ -274,7 +256,7 @@ pub(super) fn fetch<const N: usize>(
     pager: &dyn Pager,
     page: PageNo,
     plan: Plan,
-) -> Result<u64, Stop> {
+) -> Result<u64, Step> {
     let mut batch = Batch::<N>::new();
     batch.push(page);
     if plan.count > 1 {
@@ -285,9 +267,10 @@ pub(super) fn fetch<const N: usize>(
         };
         batch.claim(domain, region, next, plan.stride, more, AtGap::Stop);
     }
+    let frames_seen = domain.stack.demand.available.count();
     batch.take_frames(domain, region, page);
     if batch.len == 0 {
-        return Err(Stop::NoFrame);
+        return Err(Step::AwaitFrame(frames_seen));
     }
     let mut filled = batch.fill(domain, context, region, pager);
     if filled.is_err() && batch.len > 1 {
@@ -308,9 +291,9 @@ pub(super) fn fetch<const N: usize>(
         Err(error) => {
             batch.abandon(domain, region);
             if error == PagerError::WrongContext && context == Context::Trap {
-                return Err(Stop::HandOver);
+                return Err(Step::HandOver);
             }
-            return Err(Stop::Failed(Failure::Pager(error)));
+            return Err(Step::Done(Outcome::Failed(Failure::Pager(error))));
         }
     };
     Counters::add(&domain.counters.bytes_filled, bytes);

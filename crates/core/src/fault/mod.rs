@@ -344,7 +344,6 @@ fn bring_in(
     if context < pager.fills_in() {
         return Step::HandOver;
     }
-    let frames_seen = domain.stack.demand.available.count();
     if !word.claim(seen) {
         return Step::Again;
     }
@@ -374,11 +373,7 @@ fn bring_in(
     match result {
         Ok(0) => Step::Brought(Kind::First),
         Ok(_) => Step::Brought(Kind::Fill),
-        Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
-        Err(fill::Stop::HandOver) => Step::HandOver,
-        Err(fill::Stop::Again) => Step::Again,
-        Err(fill::Stop::Retry) => Step::Done(Outcome::Retry),
-        Err(fill::Stop::Failed(failure)) => Step::Done(Outcome::Failed(failure)),
+        Err(step) => step,
     }
 }
 
