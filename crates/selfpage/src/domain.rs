@@ -518,7 +518,7 @@ impl Inner {
         if self.stopping() {
             return work();
         }
-        errand::send(&self.state, &self.errands, work)
+        self.undisturbed(move || errand::send(&self.state, &self.errands, work))
     }
 
     /// Says why a fault failed, before the program is sent the signal of this name: to the program's own callback, else in one

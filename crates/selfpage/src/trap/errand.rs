@@ -3,11 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use selfpage_core::domain::DomainState;
-use selfpage_core::linux::signal;
 use selfpage_core::ring::Ring;
-
-use super::stack;
-use crate::fork;
 
 /// A call in the making, on the stack of the thread that waits for it.
 struct Errand<'a> {
@@ -18,19 +14,10 @@ struct Errand<'a> {
 /// Has a pager thread do `work`, and waits until it is done.
 ///
 /// # Context
-/// Normal, outside the gate.
+/// Normal, outside the gate, and undisturbed ([`crate::domain::Inner::undisturbed`]): a handler of a signal that forked meanwhile would leave
+/// the child's copy of this thread waiting for a thread that the child does not have; and the pager thread, which must not touch managed
+/// memory, whichever domain has it, uses what is on this stack.
 pub(crate) fn send<T: Send>(state: &DomainState, errands: &Ring, work: impl FnOnce() -> T + Send) -> T {
-    // A handler of a signal that forked meanwhile would leave the child's copy of this thread waiting for a thread that the child does not
-    // have.
-    let _quiet = signal::Quiet::begin();
-    // A pager thread must not touch managed memory, whichever domain has it.
-    if fork::is_in_no_region(stack::here()) {
-        return send_from_here(state, errands, work);
-    }
-    stack::run(|| send_from_here(state, errands, work))
-}
-
-fn send_from_here<T: Send>(state: &DomainState, errands: &Ring, work: impl FnOnce() -> T + Send) -> T {
     let mut work = Some(work);
     let mut result = None;
     let mut run = || result = work.take().map(|work| work());
