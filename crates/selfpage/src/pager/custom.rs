@@ -95,14 +95,14 @@ impl<P: UserPager + ?Sized> UserPager for Arc<P> {
 }
 
 /// Makes a [`UserPager`] a pager.
-pub struct Custom<P> {
-    user: P,
+pub struct Custom {
+    user: Arc<dyn UserPager>,
     /// Of a page that was given, nothing.
     noted: Noted,
 }
 
-impl<P: UserPager> Custom<P> {
-    pub(crate) fn new(user: P, noted: Noted) -> Custom<P> {
+impl Custom {
+    pub(crate) fn new(user: Arc<dyn UserPager>, noted: Noted) -> Custom {
         Custom { user, noted }
     }
 }
@@ -134,7 +134,7 @@ fn errno_of(error: &io::Error) -> i32 {
     of.unwrap_or(libc::EIO)
 }
 
-impl<P: UserPager> Pager for Custom<P> {
+impl Pager for Custom {
     fn fills_in(&self) -> Context {
         Context::PagerThread
     }
