@@ -121,10 +121,6 @@ impl Word {
     pub const fn with_trip(self) -> Word {
         Word(self.0 | TRIP)
     }
-    /// The same with `pins` pins.
-    pub const fn with_pins(self, pins: u32) -> Word {
-        Word(self.0 & !(PIN_MASK << PIN_SHIFT) | (pins as u64 & PIN_MASK) << PIN_SHIFT)
-    }
     /// The same, marked as being saved.
     pub const fn with_save(self) -> Word {
         Word(self.0 | IN_SAVE)
@@ -350,9 +346,14 @@ impl PageWord {
 mod tests {
     use super::*;
 
+    /// An unpinned word, pinned.
+    fn with_pins(word: Word, pins: u64) -> Word {
+        Word(word.0 | pins << PIN_SHIFT)
+    }
+
     #[test]
     fn a_word_keeps_what_is_put_into_it() {
-        let word = Word::new(State::Resident, Frame(0xdead_beef)).with_pins(77).with_trip();
+        let word = with_pins(Word::new(State::Resident, Frame(0xdead_beef)), 77).with_trip();
         assert_eq!((word.state(), word.frame().0, word.pins(), word.trip()), (State::Resident, 0xdead_beef, 77, true));
         assert!(!word.in_save());
     }
@@ -388,7 +389,7 @@ mod tests {
         let wishes = Wishes::PROGRAM_WRITES.and(Wishes::COPY_FIRST);
         assert!(page.wish(page.load(), wishes));
         for next in [
-            Word::new(State::Resident, Frame(3)).with_pins(2),
+            with_pins(Word::new(State::Resident, Frame(3)), 2),
             Word::ABSENT,
             Word::new(State::Saving, Frame(3)).with_save(),
         ] {

@@ -18,8 +18,10 @@ macro_rules! counters {
         pub struct Counts { $($(#[$doc])* pub $name: u64,)* }
 
         impl Counters {
-            fn each(&self, mut visit: impl FnMut(&AtomicU64)) {
-                $(visit(&self.$name);)*
+            /// Counts from nothing again: in a forked child.
+            pub fn reset(&self) {
+                $(self.$name.store(0, Ordering::Relaxed);)*
+                self.fault_ns.reset();
             }
 
             /// Reads all counters, one after the other.
@@ -73,12 +75,6 @@ counters! {
 }
 
 impl Counters {
-    /// Counts from nothing again: in a forked child.
-    pub fn reset(&self) {
-        self.each(|counter| counter.store(0, Ordering::Relaxed));
-        self.fault_ns.reset();
-    }
-
     /// Adds `count` to a counter.
     pub fn add(counter: &AtomicU64, count: u64) {
         counter.fetch_add(count, Ordering::Relaxed);

@@ -433,7 +433,7 @@ impl Bound {
     }
 
     /// Whether pages of the region may be protected so.
-    pub(crate) fn may_protect(&self, protection: Protection) -> Result<()> {
+    fn may_protect(&self, protection: Protection) -> Result<()> {
         if protection == Protection::ReadWrite && self.core().rights == Rights::Read {
             let cause = "the region may only be read: make it with FileAccess::ReadWrite";
             return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name()), cause));

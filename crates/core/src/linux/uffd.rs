@@ -197,7 +197,7 @@ impl Uffd {
     ///
     /// # Errors
     /// `EPERM`: the reach needs `CAP_SYS_PTRACE` or `vm.unprivileged_userfaultfd=1`. `ENOSYS`: not in this kernel.
-    pub fn open_by_call(reach: Reach, reading: Reading) -> Result<Uffd, Errno> {
+    fn open_by_call(reach: Reach, reading: Reading) -> Result<Uffd, Errno> {
         // SAFETY: syscall-contract: the call takes no pointer.
         let number = unsafe { call(raw::__NR_userfaultfd, [flags(reach, reading), 0, 0, 0, 0, 0]) }?;
         Ok(Uffd(Descriptor::from_raw(number as i32)))

@@ -243,7 +243,7 @@ fn stay_below_limit() {
 }
 
 /// Has the kernel fill a free slot with frames: whole huge pages, which blocks then take over by the table.
-pub(super) fn refill() {
+fn refill() {
     let Some(reserve) = PAGES.take().begin_reserve(REFILL_BYTES) else { return };
     let filled_bytes = fill(reserve.addr, reserve.len_bytes, frames::populate);
     PAGES.take().end_reserve(reserve, filled_bytes);
