@@ -162,18 +162,13 @@ fn disarm(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord) 
     {
         return step;
     }
-    wish(word, wishes);
+    protect::wish(word, wishes);
     region.sets.unarmed.insert(index);
     if wishes.write_protected() {
         // Somebody else wants to know of writes: the access is tried again.
         domain.mmu.wake_faulters(region.trap, page, 1);
     }
     Step::Done(super::Outcome::Resolved)
-}
-
-/// Changes what is wanted of a page that is claimed. Pins are taken back, and saves end, at any time.
-fn wish(word: &PageWord, wishes: Wishes) {
-    while !word.wish(word.load(), wishes) {}
 }
 
 /// The contents of `page` are about to be dropped by whoever then claims it as it was `seen`: whether they may be. `Err`: what must be
@@ -284,7 +279,7 @@ fn protect(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> 
         for &(page, frame) in rest.get(..done).unwrap_or(rest) {
             if let Some(word) = region.word(page) {
                 region.sets.unarmed.remove(region.index(page));
-                wish(word, word.load().wishes().and(Wishes::COPY_FIRST));
+                protect::wish(word, word.load().wishes().and(Wishes::COPY_FIRST));
             }
             domain.settle(region, page, Word::new(State::Resident, frame));
         }
@@ -411,7 +406,7 @@ pub fn forget(domain: &DomainState) {
             let seen = word.load();
             // No other thread is here, and nothing is protected yet.
             if seen.wishes().copied_first() && word.claim(seen) {
-                wish(word, seen.wishes().without(Wishes::COPY_FIRST));
+                protect::wish(word, seen.wishes().without(Wishes::COPY_FIRST));
                 let _ = word.settle(Word::new(seen.state(), seen.frame()));
             }
         }

@@ -233,6 +233,11 @@ pub fn put_aside(domain: &DomainState, frame: Frame, contents: &PageBytes) -> Re
     Ok(())
 }
 
+/// Changes what is wanted of a page that is claimed. Pins are taken back, and saves end, at any time.
+pub(super) fn wish(word: &PageWord, wishes: Wishes) {
+    while !word.wish(word.load(), wishes) {}
+}
+
 struct Stretch<'a, const ROOM: usize> {
     domain: &'a DomainState,
     region: &'a Region,
@@ -301,11 +306,10 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
         }
     }
 
-    /// Changes what is wanted of a page that is claimed.
     fn wish(&self, page: PageNo, wishes: Wishes) {
-        let Some(word) = self.region.word(page) else { return };
-        // Pins are taken back, and saves end, at any time.
-        while !word.wish(word.load(), wishes) {}
+        if let Some(word) = self.region.word(page) {
+            wish(word, wishes);
+        }
     }
 
     fn claimed(&self) -> &[Claimed] {
