@@ -38,7 +38,7 @@ mod restored;
 
 pub(crate) use bound::Bound;
 use lent::Lent;
-pub(crate) use place::Kept;
+pub(crate) use place::InPlace;
 
 /// What the names of regions without a name begin with.
 pub(crate) const ADDRESS: &str = "at ";

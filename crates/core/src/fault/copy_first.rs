@@ -63,17 +63,17 @@ pub(super) fn first_write(domain: &DomainState, context: Context, region: &Regio
     }
     // Now that the page is ours, nobody else copies it for the image.
     let kept = match copy.filter(|_| region.sets.pending.contains(index)) {
-        None => Kept::NotNeeded,
+        None => Copied::NotNeeded,
         Some(copy) => keep(domain, region, page, copy),
     };
     let step = match kept {
-        Kept::Yes | Kept::NotNeeded => disarm(domain, region, page, word),
-        Kept::Full => Step::AwaitCut(moved),
-        Kept::NoDescriptor => Step::HandOver,
+        Copied::Yes | Copied::NotNeeded => disarm(domain, region, page, word),
+        Copied::Full => Step::AwaitCut(moved),
+        Copied::NoDescriptor => Step::HandOver,
     };
     domain.settle(region, page, Word::new(State::Resident, seen.frame()));
     match kept {
-        Kept::Yes => step,
+        Copied::Yes => step,
         // The page is in `pending` still, and a copy that was kept is the image's.
         _ => give(step),
     }
@@ -122,7 +122,7 @@ pub fn is_owed(domain: &DomainState, page: PageNo) -> bool {
     })
 }
 
-enum Kept {
+enum Copied {
     Yes,
     /// The image has the page, or does without.
     NotNeeded,
@@ -132,23 +132,23 @@ enum Kept {
 }
 
 /// Copies a claimed page for the image.
-fn keep(domain: &DomainState, region: &Region, page: PageNo, copy: Frame) -> Kept {
+fn keep(domain: &DomainState, region: &Region, page: PageNo, copy: Frame) -> Copied {
     match copy_resident(domain, page, copy) {
         Ok(()) => {}
-        Err(Refusal::NoDescriptor) => return Kept::NoDescriptor,
+        Err(Refusal::NoDescriptor) => return Copied::NoDescriptor,
         Err(_) => {
             // It cannot be read: the image does without it, and is none.
             domain.cut.lack();
             region.sets.pending.remove(region.index(page));
-            return Kept::NotNeeded;
+            return Copied::NotNeeded;
         }
     }
     if !domain.cut.keep(page, copy) {
-        return Kept::Full;
+        return Copied::Full;
     }
     // In this order: whoever finds nothing pending finds every copy.
     region.sets.pending.remove(region.index(page));
-    Kept::Yes
+    Copied::Yes
 }
 
 /// Lets the program write to a claimed page.

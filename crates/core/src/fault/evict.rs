@@ -124,13 +124,13 @@ fn evict_some(
                     len += 1;
                 }
                 match from {
-                    From::Page => {
+                    Whereabouts::Page => {
                         if let Some(entry) = victims.get_mut(mapped) {
                             *entry = (page, frame);
                             mapped += 1;
                         }
                     }
-                    From::Aside => {
+                    Whereabouts::Aside => {
                         if let Some(region) = domain.regions.find(page) {
                             decide(domain, region, page, frame, Room::IfAny, evicted);
                         }
@@ -167,7 +167,7 @@ pub(super) fn list_standby(domain: &DomainState, pages: &[(PageNo, Frame)]) {
 }
 
 /// Where the contents of a victim were when it was claimed.
-enum From {
+enum Whereabouts {
     /// At its page.
     Page,
     /// In its frame's slot already.
@@ -175,7 +175,7 @@ enum From {
 }
 
 enum Suggestion {
-    Claimed(PageNo, From),
+    Claimed(PageNo, Whereabouts),
     /// Resident, but it cannot go now.
     Held,
     /// Not a resident frame.
@@ -200,9 +200,9 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion {
     }
     if seen.state() == State::Aside {
         domain.leaves_aside(seen);
-        return Suggestion::Claimed(page, From::Aside);
+        return Suggestion::Claimed(page, Whereabouts::Aside);
     }
-    Suggestion::Claimed(page, From::Page)
+    Suggestion::Claimed(page, Whereabouts::Page)
 }
 
 /// Unmaps claimed pages (ascending), and decides on each. The caller lists those that are on standby then.

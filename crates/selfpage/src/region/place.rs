@@ -13,7 +13,7 @@ use super::Bound;
 /// address. Whoever keeps the region for what it was (snapshots, samples) does not keep them: the program may map there what it likes.
 pub(super) struct Place {
     addresses: Range<usize>,
-    /// One while the region is in its domain or on its way there, and one for each [`Kept`].
+    /// One while the region is in its domain or on its way there, and one for each [`InPlace`].
     holds: AtomicU32,
     left: OnceLock<Left>,
 }
@@ -60,27 +60,27 @@ fn unmap(part: &Range<usize>) {
 }
 
 /// A region that is kept with its addresses.
-pub(crate) struct Kept(Arc<Bound>);
+pub(crate) struct InPlace(Arc<Bound>);
 
-impl Kept {
+impl InPlace {
     /// Keeps a region that is in its domain until this returns.
     ///
     /// # Context
     /// Trap.
-    pub(crate) fn with_its_place(bound: Arc<Bound>) -> Kept {
+    pub(crate) fn keep(bound: Arc<Bound>) -> InPlace {
         bound.place.holds.fetch_add(1, Ordering::Relaxed);
-        Kept(bound)
+        InPlace(bound)
     }
 }
 
-impl Deref for Kept {
+impl Deref for InPlace {
     type Target = Bound;
     fn deref(&self) -> &Bound {
         &self.0
     }
 }
 
-impl Drop for Kept {
+impl Drop for InPlace {
     fn drop(&mut self) {
         self.0.place.let_go();
     }

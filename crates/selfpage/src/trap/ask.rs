@@ -12,7 +12,7 @@ use selfpage_core::region::Region;
 use crate::domain::Inner;
 use crate::error::{self, MOST_OF_NAME};
 use crate::handler::{Answer, FaultKind, MemoryFault, Trouble};
-use crate::region::{Bound, Kept};
+use crate::region::{Bound, InPlace};
 
 /// After so many faults of a thread on one page in a row that its handler says it has handled, with nothing changed in
 /// between, the next is refused: the program would go on like that for ever.
@@ -47,7 +47,7 @@ pub(crate) fn name_of(region: &Region) -> ArrayString<MOST_OF_NAME> {
 /// that has the program's descriptors, and may wait for those of the domain. (Another one that was stopped on the same page may still be first.)
 pub(crate) struct Asked {
     pub(super) inner: Arc<Inner>,
-    pub(crate) bound: Kept,
+    pub(crate) bound: InPlace,
 }
 
 impl Asked {
@@ -75,7 +75,7 @@ impl Asked {
         unsafe {
             Arc::increment_strong_count(keeper);
             Arc::increment_strong_count(&raw const *inner);
-            Some(Asked { inner: Arc::from_raw(&raw const *inner), bound: Kept::with_its_place(Arc::from_raw(keeper)) })
+            Some(Asked { inner: Arc::from_raw(&raw const *inner), bound: InPlace::keep(Arc::from_raw(keeper)) })
         }
     }
 

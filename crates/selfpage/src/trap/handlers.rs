@@ -59,7 +59,7 @@ pub(crate) struct Handlers {
 
 /// Who answers what a handler meets.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
+enum Answerer {
     Idle,
     /// Nobody but one that fetches a page, when it has that.
     Fetching,
@@ -181,7 +181,7 @@ fn next_call(inner: &Arc<Inner>) -> Option<(u64, u64)> {
 
 /// Keeps a thread for what a handler meets, which would wait for its own. None is started here, on a worker, whose descriptors and CPU it
 /// would have: the idle one that takes the call starts the next one first.
-fn keep_one(inner: &Inner) -> Kept {
+fn keep_one(inner: &Inner) -> Answerer {
     let handlers = &inner.handlers;
     let before = handlers.tried.load(Ordering::SeqCst);
     // First: whoever finds none from now on sees that one more may come.
@@ -189,13 +189,13 @@ fn keep_one(inner: &Inner) -> Kept {
     let has_one = |idle: i32| (idle + handlers.fetching.load(Ordering::SeqCst) > 0).then_some(idle - 1);
     let kept = handlers.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_one);
     if matches!(kept, Ok(1..)) {
-        return Kept::Idle;
+        return Answerer::Idle;
     }
     let others = starts_none(inner);
     match kept {
-        Ok(_) => Kept::Fetching,
-        Err(_) if others || handlers.tried.load(Ordering::SeqCst) != before => Kept::Soon,
-        Err(_) => Kept::None,
+        Ok(_) => Answerer::Fetching,
+        Err(_) if others || handlers.tried.load(Ordering::SeqCst) != before => Answerer::Soon,
+        Err(_) => Answerer::None,
     }
 }
 
@@ -263,16 +263,16 @@ pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u3
         asked.bound.complain(fault.addr.0, Trouble::Nested);
         return refuse(inner, asked, fault, kind);
     }
-    let kept = (depth > 0).then(|| keep_one(inner));
-    if kept == Some(Kept::None) {
+    let answerer = (depth > 0).then(|| keep_one(inner));
+    if answerer == Some(Answerer::None) {
         asked.bound.complain(fault.addr.0, Trouble::NoThread);
         return refuse(inner, asked, fault, kind);
     }
     drop(asked);
-    if kept == Some(Kept::Soon) {
+    if answerer == Some(Answerer::Soon) {
         return come_again(inner, page);
     }
-    let starts = kept == Some(Kept::Idle);
+    let starts = answerer == Some(Answerer::Idle);
     let what =
         Call { write: fault.access == Access::Write, missing: kind == FaultKind::Missing, starts, depth, thread };
     let calls = if depth > 0 { &handlers.nested } else { &handlers.calls };
