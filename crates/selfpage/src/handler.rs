@@ -436,10 +436,10 @@ impl Bound {
     fn may_protect(&self, protection: Protection) -> Result<()> {
         if protection == Protection::ReadWrite && self.core().rights == Rights::Read {
             let cause = "the region may only be read: make it with FileAccess::ReadWrite";
-            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name()), cause));
+            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name), cause));
         }
         if self.core().trap.is_tracked() {
-            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name()), ONE_CLIENT));
+            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name), ONE_CLIENT));
         }
         Ok(())
     }

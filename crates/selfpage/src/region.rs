@@ -263,7 +263,7 @@ pub struct Region {
 impl Region {
     /// How many bytes it has: whole pages.
     pub fn len_bytes(&self) -> usize {
-        self.bound.len_bytes
+        self.bound.len_bytes()
     }
 
     /// Its first byte.

@@ -42,7 +42,7 @@ impl Memory {
         let start = region.as_ptr() as usize;
         if mechanism() == Mechanism::Keys && region.core().trap.is_tracked() {
             let cause = "a page with a key goes by a copy, under the bit that tracking uses: leave `tracked` out";
-            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", region.bound.name()), cause));
+            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", region.bound.name), cause));
         }
         Memory::add(region.bound.name.clone(), start..start + region.len_bytes(), Some(region.clone()))
     }

@@ -58,7 +58,6 @@ pub(crate) struct Bound {
     pub(crate) name: String,
     /// Whether the program gave it.
     pub(super) is_named: bool,
-    pub(super) len_bytes: usize,
     /// Its pages may be dropped from now on. Changed and asked for with the domain's regions held.
     leaving: AtomicBool,
     /// It has or had contents of another region's, at pages that nobody has used.
@@ -141,7 +140,6 @@ impl Bound {
             means,
             name,
             is_named: !builder.name.is_empty(),
-            len_bytes,
             asking,
             leaving: AtomicBool::new(false),
             is_clone: builder.source.is_some(),
@@ -186,7 +184,7 @@ impl Bound {
         if let Some(why) = unlocked {
             tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
         }
-        tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
+        tracing::debug!(region = %self.name, len_bytes = self.len_bytes(), trap = ?self.region.trap, "region bound");
         Ok(Region { life: life.clone(), bound: self })
     }
 
@@ -195,7 +193,7 @@ impl Bound {
         // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here. And not
         // before it is registered: an access by an old address would find zeros.
         // SAFETY: owned-range: nobody has its addresses yet.
-        unsafe { memory::protect(self.start(), self.len_bytes, reserved) }
+        unsafe { memory::protect(self.start(), self.len_bytes(), reserved) }
             .map_err(|errno| Error::system("reserve", format!("region {}", self.name), errno))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if unsafe { inner.state().regions.insert(&raw const *self.region) } {
@@ -388,8 +386,12 @@ impl Bound {
         self.region.range.first.addr().0
     }
 
+    pub(super) fn len_bytes(&self) -> usize {
+        self.region.range.count as usize * PAGE_BYTES
+    }
+
     pub(crate) fn addresses(&self) -> Range<usize> {
-        self.start()..self.start() + self.len_bytes
+        self.start()..self.start() + self.len_bytes()
     }
 
     /// The descriptors of its own and those lent, which are no store's.

@@ -54,8 +54,7 @@ impl Region {
     /// # Ok(()) }
     /// ```
     pub fn cow_clone(&self, store: impl BackingStore + 'static) -> Result<Region> {
-        let refused =
-            |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
+        let refused = |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name), cause));
         self.bound.may_change(&self.life.inner, "clone")?;
         // Where one is there may be no mapping for a clone either. One that is given up from here on is found at the cut.
         self.bound.has_all("clone", self.core().range)?;
@@ -91,7 +90,7 @@ impl Region {
         let (state, heir) = (inner.state(), clone.core());
         inner.on_table(move |_| inherit::go_on(state, heir));
         drop(turn);
-        let failed = |why| Error::failure("clone", format!("region {}", self.bound.name()), Failure::Machine(why));
+        let failed = |why| Error::failure("clone", format!("region {}", self.bound.name), Failure::Machine(why));
         given_up.map_err(failed)?.map_or(Ok(clone), |page| Err(self.bound.lacks("clone", page)))
     }
 

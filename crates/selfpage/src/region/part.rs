@@ -49,10 +49,6 @@ impl Bound {
         self.store().is_some() || defines(&*self.pager)
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Whether the calling thread may change the region's rights and mappings.
     ///
     /// # Errors
@@ -77,9 +73,9 @@ impl Bound {
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
-        let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes);
+        let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
         let Some(end) = end else {
-            let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes);
+            let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());
             return Err(Error::new(Kind::Invalid, operation, format!("region {}", self.name), cause));
         };
         let first = (offset_bytes / PAGE_BYTES) as u64;

@@ -91,7 +91,7 @@ impl Region {
         }
         if left_out > 0 {
             tracing::warn!(
-                region = self.bound.name(),
+                region = %self.bound.name,
                 pages = left_out,
                 "the domain has more to fetch than it can note"
             );

@@ -289,7 +289,7 @@ impl Subject {
     /// Whether no region was dropped yet. After a cut: whether the image has all of them, since whoever drops one later waits for it.
     fn all_there(&self) -> Result<()> {
         let Some(bound) = self.regions.iter().find(|bound| bound.is_leaving(&self.life.inner)) else { return Ok(()) };
-        let cause = format!("region {} is gone", bound.name());
+        let cause = format!("region {} is gone", bound.name);
         Err(Error::new(Kind::Invalid, "take", named(&self.path), cause))
     }
 
@@ -305,8 +305,8 @@ impl Subject {
 
     fn failed(&self, bound: &Bound, page: Option<PageNo>, failure: Failure) -> Error {
         let object = match page {
-            Some(page) => pages(bound.name(), bound.core().index(page), 1),
-            None => format!("region {}", bound.name()),
+            Some(page) => pages(&bound.name, bound.core().index(page), 1),
+            None => format!("region {}", bound.name),
         };
         Error::failure(OPERATION, object, failure)
     }
