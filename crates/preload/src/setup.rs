@@ -230,7 +230,9 @@ impl Place {
                 Ok(store) => Arc::new(store),
                 // A program that one of ours executed finds it taken. Beside a device there is memory.
                 Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {
-                    let beside = path.parent().filter(|_| !is_device(path)).unwrap_or(ELSEWHERE.as_ref());
+                    // Of a link, beside what it leads to.
+                    let file = path.canonicalize().unwrap_or_else(|_| path.clone());
+                    let beside = file.parent().filter(|_| !is_device(path)).unwrap_or(ELSEWHERE.as_ref());
                     Arc::new(unnamed_in(beside).map_err(in_words)?)
                 }
                 Err(error) => return Err(error.to_string()),

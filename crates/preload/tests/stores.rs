@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use run::Ran;
+use selfpage::store::FileStore;
 
 const FRAMES: [&str; 2] = ["--frames", "8M"];
 const PAGE: u64 = 4096;
@@ -276,20 +277,49 @@ fn a_limit_on_files_that_comes_later_is_told() {
     );
 }
 
-#[test]
-fn a_disk_that_fills_up_under_the_store() {
-    let Some(program) = pages() else { return };
-    let directory = run::directory();
-    let at = directory.path().to_str().unwrap();
-    let mount = format!("mount -t tmpfs -o size=40m tmpfs {at} && exec \"$@\"");
+/// Runs a case with a disk of its own of that size at `at`, where `line` of a shell's begins it.
+fn on_a_disk(at: &str, size: &str, line: &str, store: &str, arguments: &[&str]) -> Option<Ran> {
+    let program = pages()?;
+    let mount = format!("mount -t tmpfs -o size={size} tmpfs {at} && {line}");
     let alone = ["unshare", "--mount", "sh", "-c", &mount, "sh"];
     let tried = Command::new(alone[0]).args(&alone[1..]).arg("true").output();
     if !tried.is_ok_and(|output| output.status.success()) {
-        return run::skip("mount", "a disk for this test alone cannot be mounted: it takes root");
+        run::skip("mount", "a disk for this test alone cannot be mounted: it takes root");
+        return None;
     }
-    let ballast = format!("{at}/ballast");
-    let options = [&FRAMES[..], &["--store", at]].concat();
-    let ran = run::run_under(&alone, Path::new("/"), &options, program, &["fill_the_disk", &ballast]);
+    let options = [&FRAMES[..], &["--store", store]].concat();
+    Some(run::run_under(&alone, Path::new("/"), &options, program, arguments))
+}
+
+#[test]
+fn a_disk_that_fills_up_under_the_store() {
+    let directory = run::directory();
+    let at = directory.path().to_str().unwrap();
+    let arguments = ["fill_the_disk", &format!("{at}/ballast")];
+    let Some(ran) = on_a_disk(at, "40m", "exec \"$@\"", at, &arguments) else { return };
     assert_eq!(ran.text(), "");
     ended_by_sigbus(ran.code(), &ran.errors(), "the store is full (ENOSPC)");
+}
+
+#[test]
+fn a_file_that_is_used_again_holds_as_much_as_before() {
+    let directory = run::directory();
+    let at = directory.path().to_str().unwrap();
+    let Some(ran) = on_a_disk(at, "48m", "\"$@\" && exec \"$@\"", &format!("{at}/store"), &["work"]) else { return };
+    assert_eq!(right(ran).text(), "ok\nok\n");
+}
+
+#[test]
+fn a_link_on_a_small_disk_to_a_file_on_a_large_one() {
+    let [directory, elsewhere] = [run::directory(), run::directory()];
+    let [at, link] = [directory.path().to_str().unwrap(), &format!("{}/link", directory.path().display())];
+    let file = elsewhere.path().join("store");
+    let line = format!("ln -s {} {link} && exec \"$@\"", file.display());
+    let runs = || on_a_disk(at, "4m", &line, link, &["work"]).map(right);
+    if runs().is_none() {
+        return;
+    }
+    // Beside it goes what finds it in use.
+    let _held = FileStore::create(&file, PAGE).unwrap();
+    runs();
 }
