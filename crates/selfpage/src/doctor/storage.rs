@@ -93,6 +93,9 @@ fn space() -> Finding {
             format!("{DIRECTORY}: {}", name(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()))),
         )
         .remedy(ELSEWHERE),
+        Ok(disk) if disk.f_blocks == 0 => {
+            Finding::new(FEATURE, State::Present, format!("any, as far as {DIRECTORY} says"))
+        }
         Ok(disk) => {
             let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
             let why = format!("{} free in {DIRECTORY}", readable(free_bytes));
