@@ -120,7 +120,7 @@ impl Snapshots {
             regions.iter().take(*at).any(|other| Arc::ptr_eq(&other.bound, &region.bound))
         };
         if let Some((_, region)) = regions.iter().enumerate().find(again) {
-            return Err(invalid(&format!("region {} is named twice: name it once", region.bound.name())));
+            return Err(invalid(&format!("region {} is named twice: name it once", region.bound.name)));
         }
         let anonymous = |region: &&Region| region.core().rights == Rights::ReadWrite && region.bound.is_anonymous();
         if !regions.iter().all(anonymous) {
