@@ -109,9 +109,13 @@ pub(super) unsafe fn map_by_kernel(args: [usize; 6]) -> isize {
     // SAFETY: raw-call: our caller's.
     let result = unsafe { call(libc::SYS_mmap, args) };
     if let Ok(range) = kernel(result).and_then(|start| pages(start, len)) {
+        let counted = Counted::of(flags as i32, prot as i32);
+        // What does not count may be of any length.
+        let page_bytes = if counted == Counted::Not { PAGE } else { page_bytes(args) };
+        let range = range.start..range.end.next_multiple_of(page_bytes);
         let maps = &mut *table().maps;
         maps.forget(range.clone());
-        maps.count(range, Counted::of(flags as i32, prot as i32));
+        maps.count(range, counted);
     }
     result
 }
