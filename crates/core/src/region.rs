@@ -73,6 +73,8 @@ pub struct Region {
     pub sets: PageSets,
     /// Absent pages in whose place the kernel keeps a guard, which fails every access: nothing is brought in over one.
     pub guarded: PageSet,
+    /// Those among them whose contents the library gave up to refuse an access: unlike the program's own guards they go nowhere.
+    pub given_up: PageSet,
     /// The clone that has its pages' contents from here, and the region that a clone has them from; null: none.
     heir: AtomicPtr<Region>,
     source: AtomicPtr<Region>,
@@ -107,6 +109,7 @@ impl Region {
             keeper: AtomicPtr::new(ptr::null_mut()),
             sets: PageSets::none(),
             guarded: PageSet::none(),
+            given_up: PageSet::none(),
             heir: AtomicPtr::new(ptr::null_mut()),
             source: AtomicPtr::new(ptr::null_mut()),
             words,

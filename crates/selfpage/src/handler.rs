@@ -227,9 +227,7 @@ pub(crate) struct Asking {
     changes: AtomicU64,
     /// Pages whose mapping itself was made to refuse an access. What the program forbids with mprotect(2) is not among them, and stays.
     refused: PageSet,
-    /// Pages whose contents had to go for an access to be refused.
-    given_up: PageSet,
-    /// How many came into either: while there was none, nobody looks.
+    /// How many came into that, or were [given up](selfpage_core::region::Region::given_up): while there was none, nobody looks.
     refusals: AtomicU64,
     /// What the program may do where nothing is protected.
     access: memory::Access,
@@ -245,13 +243,12 @@ impl Asking {
         let first = handler.as_ref().is_some_and(|handler| handler.asks_first());
         let left = AtomicU32::new(u32::MAX);
         let (changes, refusals) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (refused, given_up) = (PageSet::none(), PageSet::none());
-        Asking { handler, first, changes, refused, refusals, given_up, access, left }
+        Asking { handler, first, changes, refused: PageSet::none(), refusals, access, left }
     }
 
-    /// The same with room for the pages of a region that are refused, and given up.
-    pub(crate) fn with_room(self, refused: PageSet, given_up: PageSet) -> Asking {
-        Asking { refused, given_up, ..self }
+    /// The same with room for the pages of a region that are refused.
+    pub(crate) fn with_room(self, refused: PageSet) -> Asking {
+        Asking { refused, ..self }
     }
 
     /// Provides what the handler runs on.

@@ -31,8 +31,8 @@ const STRETCH: usize = 256;
 pub enum Unmoved {
     /// The pagers of the two regions do not keep pages in the same place.
     Apart,
-    /// The page is closed, and holds nothing: an access to it is to be refused, and not to find zeros at its new place.
-    Closed,
+    /// What the page held was given up: an access to it is to be refused, and not to find zeros at its new place.
+    GivenUp,
     /// The machine would not unmap the page, or a clone needs one of the two and cannot have it.
     Failed(Failure),
     /// The image of a snapshot needs one of the two pages first: as for [`super::range::Undone::AwaitCut`].
@@ -63,7 +63,7 @@ pub fn relocate(domain: &DomainState, context: Context, from: PageRange, to: Pag
         match outcome.map_err(|wait| (next, Unmoved::AwaitCut(wait)))? {
             Outcome::Failed(failure) => return Err((next, Unmoved::Failed(failure))),
             Outcome::NotOurs | Outcome::Violation => return Err((next, Unmoved::Apart)),
-            Outcome::Protected => return Err((next, Unmoved::Closed)),
+            Outcome::Protected => return Err((next, Unmoved::GivenUp)),
             _ => at = next,
         }
     }
@@ -159,7 +159,7 @@ impl Way<'_> {
     }
 
     /// Claims a page and its new place: nobody finds that empty before the contents come. What the two were; `None`: look
-    /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place, [`Outcome::Protected`]: the old one is closed.
+    /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place, [`Outcome::Protected`]: the old one is given up.
     fn claim(&self, context: Context, page: PageNo) -> Result<Option<(Word, Word)>, Step> {
         let (domain, there) = (self.domain, self.there(page));
         let (Some(word), Some(word_there)) = (self.from.word(page), self.to.word(there)) else {
@@ -190,7 +190,7 @@ impl Way<'_> {
             domain.put_back(self.from, page, seen);
             return Ok(None);
         }
-        if self.from.guarded.contains(self.from.index(page)) {
+        if self.from.given_up.contains(self.from.index(page)) {
             self.put_back(page, seen, seen_there);
             return Err(Step::Done(Outcome::Protected));
         }

@@ -315,9 +315,9 @@ fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
     }
 }
 
-/// One of several pages that are to move is closed: it stays, and so do those behind it.
+/// One of several pages that are to move is given up: it stays, and so do those behind it.
 #[test]
-fn what_is_closed_does_not_move() {
+fn what_is_given_up_does_not_move() {
     on_stage(0, |stage| {
         let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
         let at = |step| Stage { page: stage.page.plus(step), ..stage };
@@ -325,13 +325,13 @@ fn what_is_closed_does_not_move() {
             at(step).write(value);
         }
         at(1).evict();
-        stage.region.guarded.insert(at(1).index());
+        stage.region.given_up.insert(at(1).index());
         let from = PageRange { first: stage.page, count: 3 };
         let moved = relocate::relocate(domain, Context::Normal, from, at(4).page);
-        assert_eq!(moved, Err((at(1).page, Unmoved::Closed)));
+        assert_eq!(moved, Err((at(1).page, Unmoved::GivenUp)));
         assert_eq!([4, 5, 6].map(|step| mmu.read(at(step).page)), [Some([1, 0]), None, None]);
         assert_eq!((at(1).word().0, mmu.read(at(2).page)), (State::Absent, Some([3, 0])));
-        stage.region.guarded.remove(at(1).index());
+        stage.region.given_up.remove(at(1).index());
         assert_eq!(
             relocate::relocate(domain, Context::Normal, PageRange { first: at(1).page, count: 2 }, at(5).page),
             Ok(())

@@ -386,7 +386,7 @@ impl Program {
                     world.judge(page, failure);
                     return page;
                 }
-                Unmoved::Apart | Unmoved::Closed => panic!("{page:?}: all have one store, and none is closed"),
+                Unmoved::Apart | Unmoved::GivenUp => panic!("{page:?}: all have one store, and none is given up"),
             }
         }
         from.end()

@@ -171,7 +171,7 @@ impl World {
             let mut set = || PageSet::new(life.table(PageSet::words(count as usize)));
             let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
             region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
-            region.guarded = set();
+            (region.guarded, region.given_up) = (set(), set());
             let region = life.keep(region);
             life.cores.push((NonNull::from(region).cast(), size_of_val(region)));
             let pager = life.keep(SimPager::new(backing, fills_in, count, weather));

@@ -39,7 +39,7 @@ impl Bound {
         if on_pager_thread && self.core().sets.pending.contains(index) {
             return;
         }
-        if !self.asking.given_up.contains(index) {
+        if !self.core().given_up.contains(index) {
             let offset = index as usize * PAGE_BYTES;
             // First: the signal may end the program.
             error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
@@ -76,7 +76,7 @@ impl Bound {
             return;
         }
         // With the claim: a page that somebody discards in between would be closed, and nobody would know.
-        self.asking.given_up.insert(index);
+        self.core().given_up.insert(index);
         self.asking.refusals.fetch_add(1, Ordering::SeqCst);
         // A copy would replace what refuses the access.
         self.core().guarded.insert(index);
@@ -97,14 +97,14 @@ impl Bound {
     /// Pages of a range that were given up.
     fn given_up(&self, range: PageRange) -> impl Iterator<Item = PageNo> {
         let count = if self.asking.refusals.load(Ordering::SeqCst) == 0 { 0 } else { range.count };
-        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
+        let is_given_up = |page: &PageNo| self.core().given_up.contains(self.core().index(*page));
         PageRange { count, ..range }.pages().filter(is_given_up)
     }
 
     /// The first page that was given up. It costs no look at each page: whoever asks may keep writers waiting.
     pub(crate) fn first_given_up(&self) -> Option<PageNo> {
         let was_any = self.asking.refusals.load(Ordering::SeqCst) != 0;
-        let index = was_any.then(|| self.asking.given_up.next(0)).flatten()?;
+        let index = was_any.then(|| self.core().given_up.next(0)).flatten()?;
         Some(self.core().range.first.plus(index))
     }
 
@@ -128,7 +128,7 @@ impl Bound {
         for page in self.given_up(range) {
             let index = self.core().index(page);
             let clear = move |found| {
-                self.asking.given_up.remove(index);
+                self.core().given_up.remove(index);
                 self.core().guarded.remove(index);
                 if !inner.is_ours(page) {
                     return;

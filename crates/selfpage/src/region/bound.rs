@@ -120,12 +120,12 @@ impl Bound {
         let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
         let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
         region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
-        region.guarded = set();
+        (region.guarded, region.given_up) = (set(), set());
         if let Some(source) = builder.source {
             // SAFETY: region-in-map: the caller has the source's handle until the two are linked, and `leave` parts them, or have parted.
             unsafe { region.clone_of(source) };
         }
-        let asking = asking.with_room(set(), set());
+        let asking = asking.with_room(set());
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.

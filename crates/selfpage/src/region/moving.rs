@@ -78,10 +78,11 @@ impl Region {
                 }
                 // SAFETY: region-contents: passed on from our caller.
                 Err((page, Unmoved::Apart)) => unsafe { copy(page, place_of(page), from.end().0 - page.0) },
-                Err((page, Unmoved::Closed)) => {
-                    // It was given up since the look above.
+                Err((page, Unmoved::GivenUp)) => {
+                    // Since the look above.
+                    let moved = PageRange { count: page.0 - from.first.0, ..new };
                     // SAFETY: region-contents: as above.
-                    unsafe { to.take_back(PageRange { first: new.first, count: page.0 - from.first.0 }, from.first) };
+                    unsafe { to.take_back(moved, self, from.first) };
                     return Err(self.bound.lacks("move", page));
                 }
                 Err((page, _)) => {
@@ -90,10 +91,9 @@ impl Region {
                     let (next, stopped) =
                         unsafe { self.copy_in_core(PageRange { first: page, count: left }, place_of(page)) };
                     if let Err(error) = stopped {
+                        let moved = PageRange { count: next.0 - from.first.0, ..new };
                         // SAFETY: region-contents: as above.
-                        unsafe {
-                            to.take_back(PageRange { first: new.first, count: next.0 - from.first.0 }, from.first)
-                        };
+                        unsafe { to.take_back(moved, self, from.first) };
                         return Err(error);
                     }
                     count = (2 * count).min(MOST_COPIED);
@@ -183,8 +183,8 @@ impl Region {
 }
 
 impl Region {
-    /// Moves contents back to `to` that came from there a moment ago.
-    unsafe fn take_back(&self, from: PageRange, to: PageNo) {
+    /// Moves contents back to `to`, a page of `old`, that came from there a moment ago.
+    unsafe fn take_back(&self, from: PageRange, old: &Region, to: PageNo) {
         let _uncancelled = Uncancelled::begin();
         let (mut at, mut tries) = (from.first, 0);
         while at < from.end() {
@@ -192,6 +192,13 @@ impl Region {
             let rest = PageRange { first: at, count: from.end().0 - at.0 };
             let (next, stays) = match self.inner().relocate(rest, place_of(at)) {
                 Ok(next) => (next, false),
+                Err((page, Unmoved::GivenUp)) => {
+                    // Nobody is to find zeros where it was, either.
+                    let why =
+                        format_args!("what it held was given up at its new place, from which it was to come back");
+                    old.bound.give_up_since(old.inner(), place_of(page), why);
+                    (page.plus(1), false)
+                }
                 Err((page, _)) => {
                     // SAFETY: region-contents: passed on from our caller.
                     let copied = unsafe { self.copy_in_core(PageRange { first: page, count: 1 }, place_of(page)) };
@@ -246,5 +253,48 @@ impl Inner {
             }
             done => done.map(|()| one.end()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::Domain;
+    use crate::mapping::Guards;
+
+    /// Moves four pages on, past a guard of the program's that the second meets there, and back; `meanwhile` is done in between. Which of them
+    /// can be had.
+    fn moved_and_back(meanwhile: impl FnOnce(&Region, PageNo)) -> [bool; 4] {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let mut region = domain.region(8 * PAGE_BYTES).zero().unwrap();
+        region.as_mut_slice::<u64>()[..4 * PAGE_BYTES / 8].fill(7);
+        region.set_guards(5 * PAGE_BYTES, PAGE_BYTES, Guards::Installed).unwrap();
+        let page = |index| region.core().range.first.plus(index);
+        // SAFETY: region-contents: nobody holds a reference into it.
+        unsafe { region.move_contents(0, 4 * PAGE_BYTES, &region, 4 * PAGE_BYTES) }.unwrap();
+        meanwhile(&region, page(4));
+        // SAFETY: region-contents: as above.
+        unsafe { region.take_back(PageRange { first: page(4), count: 4 }, &region, page(0)) };
+        [0, 1, 2, 3].map(|index| match region.pin(index * PAGE_BYTES, PAGE_BYTES) {
+            Ok(()) => region.as_slice::<u64>()[index * PAGE_BYTES / 8] == 7,
+            Err(why) => {
+                assert_eq!(why.kind(), Kind::Lost, "{why}");
+                false
+            }
+        })
+    }
+
+    #[test]
+    fn what_moved_to_a_guard_comes_back() {
+        assert_eq!(moved_and_back(|_, _| ()), [true; 4]);
+    }
+
+    /// Somebody's access to the new place was refused meanwhile.
+    #[test]
+    fn what_was_given_up_on_its_way_is_given_up_where_it_was() {
+        let give_up = |region: &Region, first: PageNo| {
+            region.bound.give_up_since(region.inner(), first.plus(2), format_args!("this is a test"));
+        };
+        assert_eq!(moved_and_back(give_up), [true, true, false, true]);
     }
 }

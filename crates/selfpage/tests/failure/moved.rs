@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
-use selfpage::{Domain, FileAccess, Kind, Region, Trap};
+use selfpage::{Domain, FileAccess, Guards, Kind, Locking, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages};
+use crate::skip::skip;
 use crate::store::Failing;
 use crate::tried;
 
@@ -296,6 +297,52 @@ fn a_copied_page_that_a_clone_cannot_be_given_stays() {
             // No pin is left: every frame can be had.
             let all = domain.region(FRAMES * PAGE).zero().unwrap();
             all.pin(0, FRAMES * PAGE).unwrap();
+        })
+        .well();
+    }
+}
+
+/// Has the program have a guard in the place of a page. Not where the kernel has none.
+fn install_guard(region: &Region, page: usize) -> bool {
+    const MADV_GUARD_INSTALL: libc::c_int = 102;
+    let at = region.as_ptr().addr() + page * PAGE;
+    // SAFETY: test: nobody refers to the page.
+    let installed = unsafe {
+        region.while_empty(page * PAGE, PAGE, || {
+            let refused = libc::madvise(at as *mut libc::c_void, PAGE, MADV_GUARD_INSTALL);
+            (refused == 0).then(|| region.set_guards(page * PAGE, PAGE, Guards::Installed))
+        })
+    };
+    match installed.unwrap() {
+        Some(noted) => noted.unwrap(),
+        None => skip("guards", "the kernel has none (MADV_GUARD_INSTALL, Linux 6.13)"),
+    }
+    tried::read(at as *const u64).is_err()
+}
+
+/// A guard of the program's own is no contents, and keeps nothing where it is: neither at the old place nor at the new one.
+#[test]
+fn contents_move_past_guards() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(Locking::Never).build().unwrap();
+            let mut old = domain.region(8 * PAGE).name("old").trap(trap).zero().unwrap();
+            let new = domain.region(8 * PAGE).name("new").trap(trap).zero().unwrap();
+            number_pages(&mut old);
+            if !install_guard(&old, 2) || !install_guard(&new, 1) {
+                return;
+            }
+            let move_pages = |from: &Region, to: &Region| {
+                // SAFETY: test: no reference into either range is held, and both may be read and written.
+                unsafe { from.move_contents(0, 8 * PAGE, to, 0) }.unwrap();
+            };
+            move_pages(&old, &new);
+            check_pages(&new, (3..8).chain([0]));
+            let read = |page: usize| tried::read(new.as_ptr().wrapping_add(page * PAGE).cast());
+            assert!(read(1).is_err() && read(2) == Ok(0));
+            move_pages(&new, &old);
+            check_pages(&old, (0..8).filter(|page| *page != 2));
         })
         .well();
     }
