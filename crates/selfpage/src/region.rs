@@ -19,6 +19,7 @@ use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageRange};
 use selfpage_core::fault::{Failure, Outcome, flush, range};
 use selfpage_core::linux::memory::Access;
+use selfpage_core::linux::{Errno, signal};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
 use selfpage_core::region::{self, Rights};
@@ -157,8 +158,7 @@ impl<'a> Builder<'a> {
     /// As for [`Builder::zero`]. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
     /// another domain, or to regions that are gone.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
-        let (life, reserved) = (self.life, self.reserved);
-        self.over(store)?.join(life, reserved)
+        self.join(|builder| builder.over(store))
     }
 
     /// The same, before it is in its domain's map.
@@ -233,8 +233,15 @@ impl<'a> Builder<'a> {
         means: Means,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
+        self.join(|builder| builder.make(rights, means, make))
+    }
+
+    fn join(self, make: impl FnOnce(Self) -> Result<Arc<Bound>>) -> Result<Region> {
         let (life, reserved) = (self.life, self.reserved);
-        self.make(rights, means, make)?.join(life, reserved)
+        let quiet = signal::Quiet::begin();
+        let joined = make(self)?.join(life, reserved)?;
+        drop(quiet);
+        Ok(joined.told())
     }
 
     fn make(
@@ -246,6 +253,25 @@ impl<'a> Builder<'a> {
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
         Bound::new(&self, rights, means, asking, make)
+    }
+}
+
+/// A region that has just come into its domain.
+struct Joined {
+    region: Region,
+    /// Why the domain locks no more from here on.
+    unlocked: Option<Errno>,
+}
+
+impl Joined {
+    /// The same, told to those who listen. They may start threads, which would have the mask of signals.
+    fn told(self) -> Region {
+        let bound = &*self.region.bound;
+        if let Some(why) = self.unlocked {
+            tracing::warn!(region = %bound.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
+        }
+        tracing::debug!(region = %bound.name, len_bytes = bound.len_bytes(), trap = ?bound.region.trap, "region bound");
+        self.region
     }
 }
 

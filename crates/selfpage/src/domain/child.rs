@@ -435,7 +435,12 @@ mod tests {
             let inner = &region.life().inner;
             std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(inner.cutting.begin())));
         };
-        let clones = |region: &Region| drop(region.cow_clone(MemoryStore::new(1 << 20).unwrap()));
+        let clones = |region: &Region| {
+            let clone = region.cow_clone(MemoryStore::new(1 << 20).unwrap());
+            // A child that did not get the region has no clone of it, either.
+            assert_eq!(clone.as_ref().map(drop).ok(), (!region.inner().stopping()).then_some(()), "{clone:?}");
+            assert!(clone.is_err() || clone.unwrap().as_slice::<u64>().iter().all(|word| *word == 7));
+        };
         for gets in [Gets::All, Gets::Nothing] {
             forks_while_it_waits(gets, takes_the_turn, clones, |(), region| region.life().inner.cutting.end());
         }

@@ -25,7 +25,7 @@ use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU64};
 
 use super::place::Place;
-use super::{ADDRESS, Builder, Lent, Means, Region};
+use super::{ADDRESS, Builder, Joined, Lent, Means, Region};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
@@ -158,7 +158,8 @@ impl Bound {
     }
 
     /// Registers the region for faults, gives pager threads its descriptors, makes it accessible as `reserved` says, and puts it into the map.
-    pub(super) fn join(self: Arc<Bound>, life: &Arc<Life>, reserved: memory::Access) -> Result<Region> {
+    /// From before it has its addresses until then no handler of a signal is let in: the child of one that forked has nothing there.
+    pub(super) fn join(self: Arc<Bound>, life: &Arc<Life>, reserved: memory::Access) -> Result<Joined> {
         let inner = &life.inner;
         if let Some(number) = self.descriptors().iter().find(|number| **number < 0) {
             let cause = format!("its store names the descriptor {number}, which is none; name those that it has");
@@ -181,11 +182,7 @@ impl Bound {
         // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
         inner.hide_descriptors_of(&self, &numbers);
         drop(regions);
-        if let Some(why) = unlocked {
-            tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
-        }
-        tracing::debug!(region = %self.name, len_bytes = self.len_bytes(), trap = ?self.region.trap, "region bound");
-        Ok(Region { life: life.clone(), bound: self })
+        Ok(Joined { region: Region { life: life.clone(), bound: self }, unlocked })
     }
 
     /// Lets the program access it, and faults find it.

@@ -74,14 +74,15 @@ impl Region {
         }
         let mut builder = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap);
         builder.source = Some(self.core());
-        let clone = builder.over(Arc::new(store))?;
-        // Whoever asks for a page of the clone's from when it is in the map on waits for the cut.
+        // Before the clone has addresses: handlers of signals are let in while this waits. And before it is in the map: from then on whoever
+        // asks for a page of its waits for the cut.
         let turn = inner.cutting.begin();
         if let Err((kind, cause)) = self.bound.part(inner) {
             drop(turn);
             return refused(kind, cause);
         }
-        let clone = clone.join(&self.life, Access::ReadWrite)?;
+        let joined = builder.over(Arc::new(store))?.join(&self.life, Access::ReadWrite)?;
+        let clone = &joined.region;
         let given_up = self.cut_for(clone.core());
         if !matches!(given_up, Ok(None)) {
             // On a pager thread both go on others, and this region may be the first.
@@ -90,6 +91,7 @@ impl Region {
         let (state, heir) = (inner.state(), clone.core());
         inner.on_table(move |_| inherit::go_on(state, heir));
         drop(turn);
+        let clone = joined.told();
         let failed = |why| Error::failure("clone", format!("region {}", self.bound.name), Failure::Machine(why));
         given_up.map_err(failed)?.map_or(Ok(clone), |page| Err(self.bound.lacks("clone", page)))
     }

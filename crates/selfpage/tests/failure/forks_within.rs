@@ -1,18 +1,22 @@
 //! Forks in the middle of what the library does: by a handler of a signal, and by the program's own code on a pager thread.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use selfpage::pager::UserPager;
-use selfpage::store::MemoryStore;
+use selfpage::pager::{Context, PagerError, UserPager};
+use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Policy, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
 use crate::child::{FORKS, IS_CHILD, fork_here};
-use crate::scenario::{PAGE, here, in_child, number_pages};
+use crate::over_memory::over_memory;
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
 
 const FRAMES: usize = 64;
 const ROUNDS: u32 = 100;
@@ -125,6 +129,74 @@ fn a_handler_forks_while_a_trace_is_flushed() {
 }
 
 /// A program of its own, by a fork: what is to be done in between is no affair of posix_spawn's.
+/// A store that raises a signal when a region is asked which descriptors it has: where it joins its domain, and where it leaves that.
+struct Raising {
+    store: MemoryStore,
+    is_armed: AtomicBool,
+}
+
+impl Raising {
+    fn new() -> Arc<Raising> {
+        Arc::new(Raising { store: MemoryStore::new(1 << 20).unwrap(), is_armed: AtomicBool::new(false) })
+    }
+
+    /// Does `work` with a handler for the signal.
+    fn raise_in<T>(&self, handler: extern "C" fn(libc::c_int), work: impl FnOnce() -> T) -> T {
+        // SAFETY: test: a handler for a signal that nobody else uses.
+        unsafe { libc::signal(libc::SIGUSR1, handler as *const () as libc::sighandler_t) };
+        self.is_armed.store(true, SeqCst);
+        work()
+    }
+}
+
+impl BackingStore for Raising {
+    over_memory!(store: claim, release, reads_in_trap, read, write);
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        if self.is_armed.swap(false, SeqCst) {
+            // SAFETY: test: the handler calls what a handler may.
+            unsafe { libc::raise(libc::SIGUSR1) };
+        }
+        Vec::new()
+    }
+}
+
+/// Does `work`, in the middle of which a child is forked that does the rest of it as well.
+fn and_in_a_child(work: impl FnOnce()) {
+    let done = catch_unwind(AssertUnwindSafe(work));
+    if IS_CHILD.load(SeqCst) {
+        // SAFETY: test: ends the child, of which a panic would end this thread alone.
+        unsafe { libc::_exit(i32::from(done.is_err())) };
+    }
+    done.unwrap();
+    assert_eq!(FORKS.load(SeqCst), 1);
+}
+
+/// Its handler comes when the region has its addresses, and is in no list.
+#[test]
+fn a_handler_forks_while_a_region_is_made() {
+    for case in ["new", "clone"] {
+        let make = || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut source = domain.region(16 * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            number_pages(&mut source);
+            let store = Raising::new();
+            let made = store.raise_in(fork_here, || match case {
+                "clone" => source.cow_clone(store.clone()),
+                _ => domain.region(16 * PAGE).stored_in(store.clone()),
+            });
+            let mut region = made.unwrap();
+            if case == "new" {
+                number_pages(&mut region);
+            }
+            check_pages(&region, 0..16);
+            region.evict(0, 16 * PAGE).unwrap();
+            check_pages(&region, 0..16);
+        };
+        in_child(here!(), case, || and_in_a_child(make)).well();
+    }
+}
+
 fn run_true() -> io::Result<()> {
     let mut command = Command::new("/bin/true");
     // SAFETY: test: it does nothing.
