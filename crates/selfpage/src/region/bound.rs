@@ -287,7 +287,7 @@ impl Bound {
                 numbers.retain(|number| !used.contains(number));
                 // Still under the lock: the next region's descriptors may come at these numbers.
                 inner.release_descriptors(&numbers);
-                drop(regions);
+                // And no handler is let in before: in the child of one that forked, other memory is there by then.
                 self.place.leave(parts);
                 return;
             }

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use selfpage::pager::{Context, PagerError, UserPager};
@@ -16,6 +16,7 @@ use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
 use crate::child::{FORKS, IS_CHILD, fork_here};
 use crate::over_memory::over_memory;
+use crate::places::{map_own, probe};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
 
 const FRAMES: usize = 64;
@@ -195,6 +196,31 @@ fn a_handler_forks_while_a_region_is_made() {
         };
         in_child(here!(), case, || and_in_a_child(make)).well();
     }
+}
+
+/// Where a region was whose handle is dropped.
+static PLACE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+
+extern "C" fn fork_and_map(signal: libc::c_int) {
+    fork_here(signal);
+    if IS_CHILD.load(SeqCst) {
+        map_own(PLACE.load(SeqCst));
+    }
+}
+
+#[test]
+fn a_child_that_was_forked_as_a_region_left_keeps_what_it_maps_there() {
+    let leave = || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = Raising::new();
+        let mut region = domain.region(16 * PAGE).stored_in(store.clone()).unwrap();
+        number_pages(&mut region);
+        let place = region.as_ptr();
+        PLACE.store(place, SeqCst);
+        store.raise_in(fork_and_map, || drop(region));
+        assert_eq!(probe(place.addr()), IS_CHILD.load(SeqCst).then_some(7));
+    };
+    in_child(here!(), "", || and_in_a_child(leave)).well();
 }
 
 fn run_true() -> io::Result<()> {

@@ -56,7 +56,7 @@ fn a_late_fault_finds_the_file_of_the_region_that_it_meets() {
 }
 
 /// Maps memory of the program's own where a region was.
-fn map_own(at: *mut u8) {
+pub fn map_own(at: *mut u8) {
     let (rights, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
     // SAFETY: test: what was there is not used any more.
