@@ -32,8 +32,7 @@ fn a_process_that_has_no_descriptor_left_has_a_record() {
 
 #[test]
 fn a_process_with_another_root_has_a_record() {
-    // SAFETY: test: a call without arguments.
-    if unsafe { libc::geteuid() } != 0 {
+    if !run::is_root() {
         return run::skip("root", "only root can change its root");
     }
     is_on_record("another_root", 1);

@@ -41,8 +41,7 @@ const IN_ALL: u64 = 25_000;
 fn a_filter_that_kills_lets_its_program_end_and_its_counts_go_on() {
     let names = ["by_prctl", "by_number", "after_refusals", "refused", "twice", "as_another_user"];
     for name in names {
-        // SAFETY: test: a call without arguments.
-        if name == "as_another_user" && unsafe { libc::geteuid() } != 0 {
+        if name == "as_another_user" && !run::is_root() {
             run::skip("root", "only root can become another user");
             continue;
         }
@@ -135,8 +134,7 @@ fn pages_that_a_filter_keeps_from_being_read_lose_nothing() {
 
 #[test]
 fn under_another_root_the_last_threads_end_is_seen() {
-    // SAFETY: test: a call without arguments.
-    if unsafe { libc::geteuid() } != 0 {
+    if !run::is_root() {
         return run::skip("root", "only root can change its root directory");
     }
     ends("killed_under_another_root", SIGSYS);

@@ -174,6 +174,9 @@ fn a_bug_of_the_programs_own_is_its_own_sigsegv() {
 
 #[test]
 fn every_thread_follows_a_change_of_user() {
+    if !run::is_root() {
+        return run::skip("root", "only root can become another user");
+    }
     ok("change_user");
 }
 
@@ -215,7 +218,7 @@ fn a_daemon_holds_no_pipe_open() {
 
 #[test]
 fn what_is_ignored_stays_ignored() {
-    if !run::possible() {
+    if !run::possible() || !run::has("bash") {
         return;
     }
     // As nohup has it, and a caller that does not wait for its children.
@@ -227,7 +230,7 @@ fn what_is_ignored_stays_ignored() {
 /// What a program ignores is what the caller of `run` did, and no more or less.
 #[test]
 fn signals_are_inherited_as_they_were() {
-    if !run::possible() {
+    if !run::possible() || !run::has("bash") {
         return;
     }
     // The C library's own, 32 and 33, have handlers of its own as soon as there is a thread.

@@ -16,17 +16,11 @@ fn case_under(command: &[&str], name: &str) -> Option<Ran> {
     if !run::possible() {
         return None;
     }
-    if !is_root() {
+    if !run::is_root() {
         run::skip("root", "only root can become another user");
         return None;
     }
     Some(run::run_under(command, "/".as_ref(), &["--frames", "8M"], run::compile("rights", &["-pthread"]), &[name]))
-}
-
-/// Whether this process may become another user and leave its groups.
-fn is_root() -> bool {
-    // SAFETY: test: a call without arguments.
-    unsafe { libc::geteuid() == 0 }
 }
 
 macro_rules! cases {
@@ -58,7 +52,7 @@ fn fork_case(name: &str) -> Option<(String, String)> {
     if !run::possible() {
         return None;
     }
-    if !is_root() {
+    if !run::is_root() {
         run::skip("root", "only root can become another user");
         return None;
     }
@@ -108,7 +102,7 @@ fn as_nobody(options: &[&str]) -> Option<Ran> {
     if !run::possible() {
         return None;
     }
-    if !is_root() || !Path::new("/usr/bin/setpriv").exists() {
+    if !run::is_root() || !Path::new("/usr/bin/setpriv").exists() {
         run::skip("root", "only root can become another user, by setpriv: apt-get install util-linux");
         return None;
     }

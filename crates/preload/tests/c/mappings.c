@@ -494,8 +494,8 @@ static void for_process(void) {
   CHECK(child >= 0);
   if (!child) {
     self = syscall(SYS_pidfd_open, getpid(), 0);
-    if (!chroot("/var/tmp")) drop_by_process(self, p);
-    _exit(5);
+    if (chroot("/var/tmp")) puts("no chroot"), exit(5);
+    drop_by_process(self, p), _exit(5);
   }
   exits(child, 5);
 }

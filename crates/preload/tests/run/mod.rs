@@ -32,6 +32,12 @@ pub fn possible() -> bool {
     probe.status.success()
 }
 
+/// Whether this process may become another user and leave its groups.
+pub fn is_root() -> bool {
+    // SAFETY: test: a call without arguments.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// A directory of a test's own, gone with it.
 pub fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("selfpage-test").tempdir_in("/var/tmp").unwrap()
@@ -41,6 +47,17 @@ pub fn directory() -> tempfile::TempDir {
 pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     programs::compile(&built().join("selfpage-test-programs"), &source, &[&["-Wall", "-Werror"], flags].concat())
+}
+
+/// The same, linked statically, for which the C library's archive must be there.
+pub fn compile_static(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let found = Command::new("gcc").arg("-print-file-name=libc.a").output().unwrap();
+    // Where there is none it says the name alone.
+    if !found.stdout.starts_with(b"/") {
+        skip("libc.a", "nothing can be linked statically: the C library's archive is in libc6-dev, or glibc-static");
+        return None;
+    }
+    Some(compile(name, &[&["-static"], flags].concat()))
 }
 
 /// What became of a run.
