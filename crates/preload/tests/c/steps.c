@@ -119,7 +119,7 @@ static void mapped_over_a_file(void) {
 }
 
 static void *use_first(void *unused) {
-  for (time_t until = time(0) + 8; !stop; *(word *)p = 9) if (time(0) > until) stop = 1;
+  for (time_t until = time(0) + 60; !stop; *(word *)p = 9) if (time(0) > until) stop = 1;
   return unused;
 }
 // Something else is mapped over much of which another thread uses the first page: it does not take until that thread leaves off.
