@@ -13,7 +13,7 @@ pub fn skip(name: &str, reason: &str) {
     let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|one| one.trim() == name), "{name} is in SELFPAGE_REQUIRE, but: {reason}");
     // One write straight to the stream: the test harness swallows what a passing test prints.
-    let _ = std::io::stderr().write_all(format!("{}\n", line(name, reason)).as_bytes());
+    let _ = std::io::stderr().write_all(format!("{}{}\n", line(name, reason), by()).as_bytes());
 }
 
 /// Whether `program`, a path or a name in `PATH`, is installed. Where it is not, the calling test is skipped for want of it.
@@ -27,6 +27,13 @@ pub fn has(program: &str) -> bool {
         skip(program.rsplit('/').next().unwrap_or(program), &format!("{program} cannot be started: {error}"));
     }
     started.is_ok()
+}
+
+/// Which test says so, by which a test that says it more than once counts as one. Nothing on a thread that is not the test's own.
+fn by() -> String {
+    let on = std::thread::current();
+    on.name()
+        .map_or_else(String::new, |test| format!(" in {} {} {test}", env!("CARGO_PKG_NAME"), env!("CARGO_CRATE_NAME")))
 }
 
 /// The line that `cargo xtask test` collects.

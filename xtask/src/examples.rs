@@ -11,7 +11,8 @@ const ENDLESS: &[&str] = &["kv_snapshot"];
 pub fn run(root: &Path) -> bool {
     let doctor = cargo(root, "run --quiet -p selfpage-cli -- doctor").output();
     if doctor.is_ok_and(|said| said.status.code() == Some(1)) {
-        println!("{}", Skip { name: "uffd".into(), reason: "`selfpage doctor` says what this machine lacks".into() });
+        let reason = "`selfpage doctor` says what this machine lacks".into();
+        println!("{}", Skip { name: "uffd".into(), reason, test: None });
         return true;
     }
     names(root).iter().fold(true, |fine, name| {

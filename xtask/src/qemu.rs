@@ -116,7 +116,7 @@ pub fn run(root: &Path, trial: &Trial) -> bool {
     let system = match System::fetch(&dir, trial) {
         Ok(system) => system,
         Err(reason) => {
-            let skip = Skip { name: "qemu".into(), reason: reason.replace('\n', " ") };
+            let skip = Skip { name: "qemu".into(), reason: reason.replace('\n', " "), test: None };
             println!("{skip}");
             let forbidden = skip.forbidden_by(&std::env::var("SELFPAGE_REQUIRE").unwrap_or_default());
             if forbidden {

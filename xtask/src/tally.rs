@@ -1,5 +1,6 @@
 //! What tests said: counts and skips, read from their output.
 
+use std::collections::BTreeSet;
 use std::ops::AddAssign;
 
 /// Tests and steps that passed, failed, or were skipped.
@@ -78,18 +79,30 @@ impl Panics {
     }
 }
 
-/// A test that could not be run here, and why: `SKIP(name: reason)`.
+/// A test that could not be run here, and why: `SKIP(name: reason)`, and ` in TEST` where that is known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Skip {
     pub name: String,
     pub reason: String,
+    pub test: Option<String>,
 }
 
 impl Skip {
     /// Reads a line that is a skip and nothing else.
     pub fn read(line: &str) -> Option<Skip> {
-        let (name, reason) = line.trim().strip_prefix("SKIP(")?.strip_suffix(')')?.split_once(':')?;
-        Some(Skip { name: name.trim().into(), reason: reason.trim().into() })
+        let line = line.trim();
+        let (said, test) = match line.strip_suffix(')') {
+            Some(said) => (said, None),
+            None => line.rsplit_once(") in ").map(|(said, test)| (said, Some(test)))?,
+        };
+        let (name, reason) = said.strip_prefix("SKIP(")?.split_once(':')?;
+        Some(Skip { name: name.trim().into(), reason: reason.trim().into(), test: test.map(str::to_owned) })
+    }
+
+    /// How many tests that are: one may say it more than once.
+    pub fn count(skips: &[&Skip]) -> u64 {
+        let tests: BTreeSet<&str> = skips.iter().filter_map(|skip| skip.test.as_deref()).collect();
+        (tests.len() + skips.iter().filter(|skip| skip.test.is_none()).count()) as u64
     }
 
     /// Whether `required` (a comma list, as in `SELFPAGE_REQUIRE`) says that this may not be skipped.
@@ -100,7 +113,8 @@ impl Skip {
 
 impl std::fmt::Display for Skip {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SKIP({}: {})", self.name, self.reason)
+        write!(f, "SKIP({}: {})", self.name, self.reason)?;
+        self.test.iter().try_for_each(|test| write!(f, " in {test}"))
     }
 }
 
@@ -137,6 +151,10 @@ mod tests {
     fn reads_what_a_test_that_skips_prints() {
         let skip = Skip::read(&crate::skip::line("uffd", "EPERM (1): set vm.x=1")).unwrap();
         assert_eq!((skip.name.as_str(), skip.reason.as_str()), ("uffd", "EPERM (1): set vm.x=1"));
+        assert_eq!(skip.test, None);
+        let both = ["SKIP(a: b (c)) in x y::z", "SKIP(d: e) in x y::z", "SKIP(d: e)"].map(Skip::read);
+        assert_eq!(both[0].as_ref().unwrap().to_string(), "SKIP(a: b (c)) in x y::z");
+        assert_eq!(Skip::count(&both.iter().flatten().collect::<Vec<_>>()), 2);
         assert_eq!(Skip::read("a line about SKIP(uffd: why)"), None);
     }
 
