@@ -72,8 +72,7 @@ impl Bench {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
             _ => {}
         }
-        let listed =
-            output(Command::new("git").args(["ls-files", "-z"]).current_dir(root)).map_err(io::Error::other)?;
+        let listed = output(git(root).args(["ls-files", "-z"])).map_err(io::Error::other)?;
         for path in listed.split_terminator('\0') {
             let (from, to) = (root.join(path), bench.tree().join(path));
             fs::create_dir_all(to.parent().unwrap_or(root))?;
@@ -110,10 +109,9 @@ impl Bench {
     }
 
     fn apply(&self, options: &[&str], patch: &Path) -> io::Result<()> {
-        let mut git = Command::new("git");
+        let mut git = git(&self.tree());
         // Else it would take the tree for a part of the repository, and leave the patch's files alone.
-        git.env("GIT_CEILING_DIRECTORIES", &self.folder).current_dir(self.tree());
-        let status = git.arg("apply").args(options).arg(patch).status()?;
+        let status = git.env("GIT_CEILING_DIRECTORIES", &self.folder).arg("apply").args(options).arg(patch).status()?;
         fine(status, &format!("{} does not apply any more", patch.display()))
     }
 
@@ -134,6 +132,14 @@ impl Bench {
         cargo.env("CARGO_TARGET_DIR", self.folder.join("target")).current_dir(self.tree());
         cargo.args(["test", "--quiet", "--release", "-p", "selfpage-core", "--test", "sim"])
     }
+}
+
+/// git on what is in the folder, and not on the repository of a hook that all this is run by.
+fn git(folder: &Path) -> Command {
+    let mut git = Command::new("git");
+    ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"].iter().for_each(|name| _ = git.env_remove(name));
+    git.current_dir(folder);
+    git
 }
 
 fn fine(status: ExitStatus, else_say: &str) -> io::Result<()> {
@@ -177,16 +183,18 @@ mod tests {
         if !skip::has("git") {
             return;
         }
-        let root = std::env::temp_dir().join(format!("selfpage-breaks-{}", std::process::id()));
-        fs::create_dir(&root).unwrap();
-        let no_repository = Bench::new(&root).err().map(|why| why.to_string());
-        let git = |arguments: &[&str]| output(Command::new("git").args(arguments).current_dir(&root)).unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path();
+        // Where the folder is within a repository, that is none of ours.
+        fs::write(root.join(".git"), "no repository").unwrap();
+        let no_repository = Bench::new(root).err().map(|why| why.to_string());
+        fs::remove_file(root.join(".git")).unwrap();
+        let git = |arguments: &[&str]| output(git(root).args(arguments)).unwrap();
         git(&["init", "--quiet"]);
         ["kept", "removed"].iter().for_each(|name| fs::write(root.join(name), name).unwrap());
         git(&["add", "kept", "removed"]);
         fs::remove_file(root.join("removed")).unwrap();
-        let copied = Bench::new(&root).map(|bench| fs::read_dir(bench.tree()).unwrap().count());
-        fs::remove_dir_all(&root).unwrap();
+        let copied = Bench::new(root).map(|bench| fs::read_dir(bench.tree()).unwrap().count());
         assert!(no_repository.is_some_and(|why| why.contains("git")), "without git nothing is known");
         assert_eq!(copied.unwrap(), 1);
     }
