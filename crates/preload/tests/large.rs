@@ -90,3 +90,11 @@ fn blocks_move_without_a_store() {
 fn blocks_move_while_others_are_used_and_in_a_child() {
     case("beside");
 }
+
+#[test]
+fn a_block_with_a_guard_moves() {
+    let Some(ran) = case("with_a_guard") else { return };
+    if number(&ran) == 0 {
+        run::skip("guards", "the kernel has none (MADV_GUARD_INSTALL, Linux 6.13)");
+    }
+}

@@ -589,7 +589,7 @@ pub fn carry(old: Range<usize>, new: Range<usize>) {
     let Some(managed) = serving() else { return };
     let maps = &mut *table().maps;
     let wish = Move { old, new, afterwards: Afterwards::Gone };
-    let _ = maps.move_wishes(managed, &wish);
+    let _ = (maps.guard(managed, &wish), maps.move_wishes(managed, &wish));
     maps.move_locks(managed, &wish);
 }
 

@@ -102,6 +102,30 @@ static int moved(int rounds) {
   return 0;
 }
 
+// A block with a guard in it, as the C library's mremap moves one: whether one of the kernel's has moved.
+static int with_a_guard(void) {
+  enum { INSTALL = 102, LEN = 8 * MIB, GUARD = 3 };
+  char *block = malloc(LEN), *behind = malloc(LEN);
+  fill(block, LEN / PAGE, 1);
+  char *guard = (char *)(((uintptr_t)block + PAGE - 1) / PAGE * PAGE) + GUARD * PAGE;
+  if (madvise(guard, PAGE, INSTALL)) return puts("0"), 0; // from Linux 6.13 on
+  char *grown = realloc(block, 64 * LEN);
+  if (!grown || grown == block || !behind) return 1;
+  for (size_t page = GUARD + 2; page < LEN / PAGE; page++) {
+    if (*(page_of(grown, page) + page % 512) != (page % 8 ? 1 + page : 0)) return 1;
+  }
+  int pipes[2];
+  if (pipe(pipes)) return 1;
+  // The kernel reads no guard.
+  if (write(pipes[1], grown + (guard - block), 1) >= 0) return 1;
+  free(grown), free(behind);
+  // And none stays behind.
+  block = malloc(LEN);
+  memset(block, 1, LEN);
+  puts("1");
+  return 0;
+}
+
 static volatile int done;
 
 // Somebody else's block, used all the time.
@@ -209,6 +233,7 @@ int main(int argc, char **argv) {
   if (!strcmp(argv[1], "still")) return moved(0);
   if (!strcmp(argv[1], "once")) return moved(1);
   if (!strcmp(argv[1], "beside")) return beside();
+  if (!strcmp(argv[1], "with_a_guard")) return with_a_guard();
   if (!strcmp(argv[1], "remapped")) return remapped(8);
   if (!strcmp(argv[1], "mapped")) return remapped(0);
   if (!strcmp(argv[1], "stretches")) return stretches();
