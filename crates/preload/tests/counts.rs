@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use run::Ran;
+use run::{HugePages, Ran};
 use serde_json::Value;
 
 /// What each case of tests/c/pages.c maps.
@@ -25,6 +25,7 @@ fn unmanaged_bytes(name: &str) -> Option<(u64, Ran)> {
 
 #[test]
 fn memory_that_is_not_managed_is_counted() {
+    let _allowed = HugePages::allow();
     let Some((before, _)) = unmanaged_bytes("nothing") else { return };
     assert!(before < COUNTED_BYTES / 2, "{before} bytes of a program that has managed memory alone");
     // It may come to a little more or less from run to run: the C library maps as well.
@@ -57,7 +58,7 @@ fn memory_that_is_not_managed_is_counted() {
     ] {
         let (bytes, ran) = unmanaged_bytes(name).unwrap();
         if ran.text().starts_with("none") {
-            run::skip("hugetlb", "the machine sets no huge pages aside: sysctl vm.nr_overcommit_hugepages=8");
+            HugePages::skip();
             continue;
         }
         assert!(counted.contains(&bytes), "{name}: {bytes} bytes, {before} without");

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use run::HugePages;
+
 /// Frames are fewer than what each row touches.
 const FRAMES: &str = "8M";
 
@@ -36,7 +38,7 @@ fn row(source: &'static str, name: &str) {
             return run::skip("userfaultfd", why);
         }
         if ran.text() == "no huge pages\n" {
-            return run::skip("hugetlb", "the machine sets no huge pages aside: sysctl vm.nr_overcommit_hugepages=8");
+            return HugePages::skip();
         }
         if ran.text() == "no chroot\nok\n" {
             return run::skip("root", "only root can do without /proc, by a root directory of its own");
@@ -76,7 +78,13 @@ rows! {
 
 rows! {
     of "moves":
-    smaller_on_the_way, not_managed_and_smaller_on_the_way, as_long_where_it_stays, out_to_a_free_place, out_untouched, huge_pages_over,
+    smaller_on_the_way, not_managed_and_smaller_on_the_way, as_long_where_it_stays, out_to_a_free_place, out_untouched,
+}
+
+#[test]
+fn huge_pages_over() {
+    let _allowed = HugePages::allow();
+    row("moves", "huge_pages_over");
 }
 
 rows! {

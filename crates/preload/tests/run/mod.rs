@@ -149,3 +149,29 @@ pub fn run_under(
     let text = std::fs::read_to_string(stats.path()).unwrap();
     Ran { output, stats: serde_json::from_str(&text).unwrap_or(Value::Null) }
 }
+
+const HUGE_PAGES: &str = "/proc/sys/vm/nr_overcommit_hugepages";
+
+/// Programs may have huge pages that nobody has set aside, as long as this lives: where root runs the tests.
+pub struct HugePages {
+    before: Option<String>,
+}
+
+impl HugePages {
+    pub fn allow() -> HugePages {
+        let before = std::fs::read_to_string(HUGE_PAGES).ok().filter(|allowed| allowed.trim() == "0");
+        HugePages { before: before.filter(|_| std::fs::write(HUGE_PAGES, "8").is_ok()) }
+    }
+
+    pub fn skip() {
+        skip("hugetlb", "the machine has no huge pages for programs: sysctl vm.nr_overcommit_hugepages=8");
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = std::fs::write(HUGE_PAGES, before);
+        }
+    }
+}
