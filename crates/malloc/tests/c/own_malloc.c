@@ -95,18 +95,22 @@ void *memalign(size_t align, size_t size) {
 void *aligned_alloc(size_t align, size_t size) { return memalign(align, size); }
 int posix_memalign(void **out, size_t align, size_t size) { return (*out = memalign(align, size)) ? 0 : ENOMEM; }
 
+// Where all that work have all that they keep, however the threads were scheduled.
+static pthread_barrier_t all_have_theirs;
+
 static void *work(void *number) {
-    char *block[200] = {0};
+    char *block[256] = {0};
     for (uintptr_t n = 0, state = (uintptr_t)number + 7; n < 4000; n++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        char **place = &block[state >> 33 & 127];
+        char **place = &block[state >> 33 & 255];
         if (*place != NULL && **place != (char)((uintptr_t)place >> 3)) die("somebody else wrote there\n");
         size_t size = n % 500 == 0 ? 200000 : state >> 40 & 8191;
         *place = realloc(*place, size + 1);
         memset(*place, (char)((uintptr_t)place >> 3), size + 1);
         if (n % 3 == 0) free(*place), *place = NULL;
     }
-    for (int i = 0; i < 200; i++) free(block[i]);
+    pthread_barrier_wait(&all_have_theirs);
+    for (int i = 0; i < 256; i++) free(block[i]);
     return strdup("a thread's");
 }
 
@@ -114,6 +118,7 @@ static void *work(void *number) {
 int main(int count, char **arguments) {
     pthread_t thread[4];
     unsigned long before = taken;
+    pthread_barrier_init(&all_have_theirs, NULL, 4);
     for (uintptr_t i = 0; i < 4; i++) if (pthread_create(&thread[i], NULL, work, (void *)i)) die("no thread\n");
     for (int i = 0; i < 4; i++) {
         char *said;
@@ -125,6 +130,7 @@ int main(int count, char **arguments) {
     if (count > 1 && strcmp(arguments[1], "fork") == 0) {
         pid_t child = fork();
         if (child == 0) {
+            pthread_barrier_init(&all_have_theirs, NULL, 1);
             free(work(NULL));
             _exit(0);
         }
