@@ -11,6 +11,9 @@ mod output;
 mod plot;
 mod process;
 mod run;
+#[cfg(test)]
+#[path = "../../../tests/skip.rs"]
+mod skip;
 mod stack;
 mod svg;
 mod tour;

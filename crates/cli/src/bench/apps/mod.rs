@@ -27,35 +27,40 @@ use programs::{Program, Work};
 /// The bench.
 pub struct Apps;
 
-/// The `malloc` that a program gets, with a variable set or without.
+type Variables = &'static [(&'static str, &'static str)];
+
+/// The `malloc` that a program gets, with variables set or without.
 #[derive(Clone, Copy)]
 struct Malloc {
     library: Preload,
-    variable: Option<(&'static str, &'static str)>,
+    variables: Variables,
 }
 
 const GLIBC: Malloc = of(allocation::GLIBC);
 
 const fn of(system: (Entry, raw::blocks::Source)) -> Malloc {
-    Malloc { library: system.0.preload.expect("a library of its own"), variable: None }
+    Malloc { library: system.0.preload.expect("a library of its own"), variables: &[] }
 }
 
 const fn system(name: &'static str, malloc: Malloc) -> (Entry, Malloc) {
     (Entry::plain(name, Group::Malloc), malloc)
 }
 
-const fn with(name: &'static str, malloc: Malloc, variable: (&'static str, &'static str)) -> (Entry, Malloc) {
-    system(name, Malloc { variable: Some(variable), ..malloc })
+const fn with(name: &'static str, malloc: Malloc, variables: Variables) -> (Entry, Malloc) {
+    system(name, Malloc { variables, ..malloc })
 }
+
+/// Debian's mimalloc, 2.0.9, knows the first name alone, later ones the second.
+const LARGE_PAGES: Variables = &[("MIMALLOC_LARGE_OS_PAGES", "1"), ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")];
 
 /// `glibc` is compared with itself: what comes out is the noise.
 static SYSTEMS: Systems<Malloc> = Systems(&[
     (Entry::plain("selfpage", Group::Ours), of(allocation::our_malloc("selfpage"))),
     system("glibc", GLIBC),
-    with("glibc-thp", GLIBC, ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")),
+    with("glibc-thp", GLIBC, &[("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")]),
     system("jemalloc", of(allocation::JEMALLOC)),
     system("mimalloc", of(allocation::MIMALLOC)),
-    with("mimalloc-large", of(allocation::MIMALLOC), ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")),
+    with("mimalloc-large", of(allocation::MIMALLOC), LARGE_PAGES),
     system("tcmalloc", of(allocation::TCMALLOC)),
 ]);
 
@@ -192,7 +197,10 @@ impl<'a> Workshop<'a> {
         command.args(["-c", self.program.script]).current_dir(&self.directory);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         preload::without_settings(&mut command);
-        command.env_remove("LD_PRELOAD").env("ALLOCATOR", malloc.library.path()?).envs(malloc.variable);
+        command
+            .env_remove("LD_PRELOAD")
+            .env("ALLOCATOR", malloc.library.path()?)
+            .envs(malloc.variables.iter().copied());
         let failed = |why: String| Error::Failed(format!("{}: {why}", self.program.name));
         let began = Instant::now();
         let child = command.spawn().map_err(|error| failed(error.to_string()))?;
@@ -207,7 +215,23 @@ impl<'a> Workshop<'a> {
 
 #[cfg(test)]
 mod tests {
+    use crate::skip;
+
     use super::*;
+
+    #[test]
+    fn mimalloc_is_told_of_large_pages_by_a_name_that_it_knows() {
+        let system = SYSTEMS.entries().into_iter().find(|system| system.name == "mimalloc-large").unwrap();
+        let malloc = SYSTEMS.way(system);
+        let library = match malloc.library.path() {
+            Ok(library) => library,
+            Err(why) => return skip::skip("mimalloc", &why.to_string()),
+        };
+        let mut program = Command::new("true");
+        program.env("LD_PRELOAD", library).env("MIMALLOC_VERBOSE", "1").envs(malloc.variables.iter().copied());
+        let said = String::from_utf8(program.output().unwrap().stderr).unwrap();
+        assert!(said.contains("large_os_pages': 1"), "{said}");
+    }
 
     #[test]
     fn the_mean_over_programs_is_geometric_and_of_each_repetition() {
