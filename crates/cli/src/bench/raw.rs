@@ -237,13 +237,13 @@ pub fn physical(first: PhysAddr, len_bytes: usize) -> io::Result<PhysMemory> {
     Ok(PhysMemory::new(first, words))
 }
 
-/// A forked child that does one thing and ends.
+/// A forked child that does one thing and ends, or becomes another program.
 pub struct Child(libc::pid_t);
 
 impl Child {
     /// Forks it; returns in the parent alone.
     pub fn fork(work: impl FnOnce() -> io::Result<()>) -> io::Result<Child> {
-        // SAFETY: no-pointers: the child makes system calls on memory and a file that exist, and ends without returning.
+        // SAFETY: no-pointers: the child makes system calls on memory and files that exist, and ends, or is another program, without returning.
         match unsafe { libc::fork() } {
             0 => {
                 // Numbers of errors fit a status.
@@ -275,6 +275,37 @@ impl Child {
             errno => Err(io::Error::from_raw_os_error(errno)),
         }
     }
+
+    /// Waits for its end, and tells how it ended and what it took.
+    pub fn wait_with_usage(self) -> io::Result<ChildUsage> {
+        // SAFETY: plain-old-data: the structure is numbers.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        let mut status = 0;
+        // SAFETY: out-pointer: both outlive the call.
+        while unsafe { libc::wait4(self.0, &raw mut status, 0, &raw mut usage) } != self.0 {
+            let cause = io::Error::last_os_error();
+            if cause.kind() != io::ErrorKind::Interrupted {
+                return Err(cause);
+            }
+        }
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+        Ok(ChildUsage {
+            well: libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+            cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+            peak_bytes: usage.ru_maxrss as u64 * 1024,
+        })
+    }
+}
+
+/// What a forked child took, and all that it waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct ChildUsage {
+    /// It ended by itself, with status 0.
+    pub well: bool,
+    /// Seconds of CPU.
+    pub cpu_s: f64,
+    /// The most memory that one of them had.
+    pub peak_bytes: u64,
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
@@ -428,41 +459,6 @@ pub fn ignore_terminal() {
 pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: no-pointers: numbers only.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) })
-}
-
-/// What a process and those that it waited for took.
-#[derive(Clone, Copy, Debug)]
-pub struct ChildUsage {
-    /// It ended by itself, with status 0.
-    pub well: bool,
-    /// Seconds of CPU.
-    pub cpu_s: f64,
-    /// The most memory that one of them had.
-    pub peak_bytes: u64,
-}
-
-/// Waits for a child.
-pub fn wait_with_usage(pid: u32) -> io::Result<ChildUsage> {
-    // SAFETY: plain-old-data: the structure is numbers.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    let mut status = 0;
-    loop {
-        // SAFETY: out-pointer: both outlive the call.
-        let ended = unsafe { libc::wait4(pid as libc::pid_t, &raw mut status, 0, &raw mut usage) };
-        if ended == pid as libc::pid_t {
-            break;
-        }
-        let cause = io::Error::last_os_error();
-        if cause.kind() != io::ErrorKind::Interrupted {
-            return Err(cause);
-        }
-    }
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    Ok(ChildUsage {
-        well: libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-        cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
-        peak_bytes: usage.ru_maxrss as u64 * 1024,
-    })
 }
 
 #[cfg(test)]
