@@ -339,6 +339,25 @@ fn glibc_is_what_a_program_gets_that_is_linked_with_another_malloc() {
     }
 }
 
+/// Jobs work where their run does: a machine without /var/tmp is measured in another directory.
+#[test]
+fn jobs_want_no_directory_but_that_of_their_run() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("jobs-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch).unwrap();
+    let alone = |line: &str| {
+        let line = format!("mount -t tmpfs tmpfs /var && {line}");
+        let mut run = Command::new("unshare");
+        run.args(["--mount", "sh", "-c", &line, env!("CARGO_BIN_EXE_selfpage")]).arg(&scratch).output()
+    };
+    if !alone("test -x \"$0\"").is_ok_and(|output| output.status.success()) {
+        return skip::skip("mount", "an empty /var for this test alone cannot be mounted: it takes root");
+    }
+    let run = r#"exec "$0" bench faults --quick --reps 1 --case first-touch-4k --system kernel --dir "$1""#;
+    let output = alone(run).unwrap();
+    std::fs::remove_dir_all(&scratch).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
 #[test]
 fn a_reader_that_goes_away_ends_a_run_that_is_not_kept() {
     let scratch = Place::new("unread");
