@@ -179,6 +179,8 @@ fn a_bench_leaves_out_what_a_filter_refuses() {
         ("faults", "first-touch-4k", "selfpage-upcall-zero"),
         ("snapshot", "write-1k", "selfpage-worker"),
         ("appel-li", "trap", "selfpage-upcall"),
+        ("faults", "first-touch-4k", "userfaultfd-alone"),
+        ("appel-li", "trap", "userfaultfd-alone"),
     ] {
         let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
         filtered.args(["bench", name, "--quick", "--reps", "1", "--case", case, "--system", system]);

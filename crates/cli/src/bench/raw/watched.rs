@@ -1,13 +1,13 @@
 //! Memory with a userfaultfd, a handler of `SIGBUS`, and the calls that answer: what the kernel takes for it, whoever pages.
 
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use selfpage_core::linux::errno::Errno;
 use selfpage_core::linux::uffd::{Features, Modes, Reach, Reading, Uffd, Waiters, Writing};
 
+use super::super::error::Error;
 use super::{Mapping, Memory, PAGE_BYTES};
 
 /// A mapping whose faults are `SIGBUS` on the thread that takes them. It is never unmapped before the process ends.
@@ -18,21 +18,26 @@ pub struct Watched {
 
 impl Watched {
     /// Watches accesses to pages of `mapping` that are absent.
-    pub fn for_absence(mapping: Mapping) -> io::Result<Watched> {
-        Watched::with(mapping, Features::SIGBUS.and(Features::MOVE), Modes::MISSING)
+    pub fn for_absence(mapping: Mapping) -> Result<Watched, Error> {
+        Watched::with(mapping, Features::SIGBUS.and(Features::MOVE), Modes::MISSING, "UFFDIO_MOVE")
     }
 
     /// Watches writes to pages of `mapping` that are protected.
-    pub fn for_writes(mapping: Mapping) -> io::Result<Watched> {
-        Watched::with(mapping, Features::SIGBUS.and(Features::WP), Modes::WP)
+    pub fn for_writes(mapping: Mapping) -> Result<Watched, Error> {
+        Watched::with(mapping, Features::SIGBUS.and(Features::WP), Modes::WP, "write-protection")
     }
 
-    fn with(mapping: Mapping, features: Features, modes: Modes) -> io::Result<Watched> {
-        let failed = |why: Errno| io::Error::from_raw_os_error(why.raw_os_error());
-        let uffd = Uffd::open(Reach::UserFaults, Reading::Waits).map_err(failed)?;
-        uffd.agree(features).map_err(failed)?;
+    /// `named`: the feature that is wanted most.
+    fn with(mapping: Mapping, features: Features, modes: Modes, named: &str) -> Result<Watched, Error> {
+        let missing = |why: Errno| {
+            let remedy = "`selfpage doctor` says what this machine lacks";
+            Error::skip("uffd", format!("no userfaultfd with {named}: {why}; {remedy}"))
+        };
+        let uffd = Uffd::open(Reach::UserFaults, Reading::Waits).map_err(missing)?;
+        uffd.agree(features).map_err(missing)?;
         // SAFETY: own-mapping: nobody else knows it yet.
-        unsafe { uffd.register(mapping.base as usize, mapping.len_bytes, modes) }.map_err(failed)?;
+        unsafe { uffd.register(mapping.base as usize, mapping.len_bytes, modes) }
+            .map_err(|why| Error::Failed(format!("watch {} bytes: {why}", mapping.len_bytes)))?;
         Ok(Watched { mapping, uffd })
     }
 

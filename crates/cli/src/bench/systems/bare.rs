@@ -77,12 +77,12 @@ impl System for Bare {
     }
 
     fn map(&mut self, setup: &Setup<'_>) -> Result<Memory, Error> {
-        let failed = |error| Error::Failed(format!("watch {} bytes: {error}", setup.data_bytes));
+        let failed = |error| Error::Failed(format!("map {} bytes: {error}", setup.data_bytes));
         let frames = Mapping::anonymous(setup.frames_bytes).map_err(failed)?;
         frames.populate().map_err(failed)?;
         let state = State {
-            memory: Mapping::anonymous(setup.data_bytes).and_then(Watched::for_absence).map_err(failed)?,
-            frames: Watched::for_writes(frames).map_err(failed)?,
+            memory: Watched::for_absence(Mapping::anonymous(setup.data_bytes).map_err(failed)?)?,
+            frames: Watched::for_writes(frames)?,
             owners: (0..setup.frames_bytes / PAGE_BYTES).map(|_| AtomicUsize::new(NO_PAGE)).collect(),
             taken: AtomicUsize::new(0),
             file: (self.contents == Contents::File).then(|| data::open_direct(setup.data_path)).transpose()?,

@@ -145,8 +145,8 @@ fn answer_bare(addr: usize) -> bool {
 
 /// A userfaultfd, and a handler that makes one call.
 pub fn by_userfaultfd_alone(size_pages: usize) -> Result<Box<dyn Protect>, Error> {
-    let watched = Mapping::anonymous(size_pages * PAGE_BYTES).and_then(Watched::for_writes);
-    let watched = watched.map_err(|error| failed("watch memory", error))?;
+    let mapping = Mapping::anonymous(size_pages * PAGE_BYTES).map_err(|error| failed("map memory", error))?;
+    let watched = Watched::for_writes(mapping)?;
     trap::by_signal(libc::SIGBUS, answer_bare).map_err(|error| failed("handle SIGBUS", error))?;
     Ok(Box::new(Bare(WATCHED.get_or_init(|| watched))))
 }
