@@ -13,6 +13,8 @@ const OF_ALL: &str = "enabled";
 const OF_HUGE_PAGES: &str = "hugepages-2048kB/enabled";
 const OF_MEDIUM_PAGES: &str = "hugepages-64kB/enabled";
 const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
+/// What some kernels let be set of free page reporting.
+const PAGE_REPORTING: &str = "/sys/module/page_reporting/parameters";
 const HUGE_FEATURE: &str = "huge pages for blocks and frames";
 const MEDIUM_FEATURE: &str = "medium huge pages (mTHP)";
 /// The virtio device that is a balloon, and the bit of its features that says that it reports free pages.
@@ -38,7 +40,7 @@ pub(super) fn examine() -> Vec<Finding> {
         medium,
         overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
         pressure(Watch::of(&Wishes::of_environment()).reports()),
-        page_reporting(is_reporting(Path::new(VIRTIO_DEVICES))),
+        page_reporting(is_reporting(Path::new(VIRTIO_DEVICES)), Path::new(PAGE_REPORTING)),
     ]
 }
 
@@ -131,13 +133,25 @@ fn pressure(is_reported: bool) -> Finding {
     )
 }
 
-fn page_reporting(is_on: bool) -> Finding {
+/// How long something must be free until the host is told: Linux has a constant, and some kernels settings.
+fn free_for(parameters: &Path) -> String {
+    let settings = ["min_free_ms", "max_waiting_mib"].into_iter().filter_map(|name| {
+        let value = fs::read_to_string(parameters.join(name)).ok()?;
+        Some(format!("{name} {}", value.trim()))
+    });
+    let settings: Vec<String> = settings.collect();
+    if settings.is_empty() { "for 2 s".into() } else { format!("for a while ({})", settings.join(", ")) }
+}
+
+fn page_reporting(is_on: bool, parameters: &Path) -> Finding {
     const FEATURE: &str = "free page reporting";
     if !is_on {
         return Finding::new(FEATURE, State::Present, "off: memory that is free stays this machine's");
     }
-    let why =
-        "on: the host takes back what has been free for 2 s, and a first touch waits until it has supplied it again";
+    let why = format!(
+        "on: the host takes back what has been free {}, and a first touch waits until it has supplied it again",
+        free_for(parameters)
+    );
     Finding::new(FEATURE, State::Degraded, why)
         .remedy("on the host: a balloon device without free page reporting (qemu: free-page-reporting=off)")
 }
@@ -171,8 +185,8 @@ mod tests {
             (overcommit(Some("2")), State::Degraded, "count in full"),
             (pressure(true), State::Present, "goes back when it is reported"),
             (pressure(false), State::Degraded, "by time alone"),
-            (page_reporting(false), State::Present, "stays this machine's"),
-            (page_reporting(true), State::Degraded, "the host takes back"),
+            (page_reporting(false, Path::new("/none")), State::Present, "stays this machine's"),
+            (page_reporting(true, Path::new("/none")), State::Degraded, "has been free for 2 s, and"),
         ] {
             assert_eq!(finding.state, state, "{finding:?}");
             assert_eq!(finding.remedy.is_some(), state == State::Degraded, "{finding:?}");
@@ -180,6 +194,16 @@ mod tests {
         }
         assert_eq!(chosen("always defer [madvise] never").as_deref(), Some("madvise"));
         assert_eq!(chosen("madvise"), None);
+    }
+
+    #[test]
+    fn when_the_host_takes_memory_back_is_what_the_kernel_says() {
+        let parameters = tempfile::tempdir().unwrap();
+        let set = |name: &str, value: &str| fs::write(parameters.path().join(name), format!("{value}\n")).unwrap();
+        set("min_free_ms", "250");
+        assert_eq!(free_for(parameters.path()), "for a while (min_free_ms 250)");
+        set("max_waiting_mib", "1024");
+        assert_eq!(free_for(parameters.path()), "for a while (min_free_ms 250, max_waiting_mib 1024)");
     }
 
     #[test]
