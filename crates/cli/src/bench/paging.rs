@@ -83,10 +83,10 @@ impl Bench for Paging {
     }
 
     fn disk_bytes(&self, sizes: Sizes, systems: &[&Entry]) -> u64 {
-        // Beside the file ours has a store as large as the data; after all others comes the swap file, which root alone can have.
+        // Beside the file ours has a store, of twice the data and a few MiB; after all others comes the swap file, which root alone can have.
         let has_store = systems.iter().any(|system| system.group == Group::Ours);
         let has_swap = raw::user() == 0 && systems.iter().any(|system| system.condition == Condition::SwapFile);
-        let store_bytes = if has_store { sizes.data_bytes } else { 0 };
+        let store_bytes = if has_store { 2 * sizes.data_bytes + (8 << 20) } else { 0 };
         let swap_bytes = if has_swap { sizes.swap_bytes() } else { 0 };
         sizes.file_bytes + store_bytes.max(swap_bytes)
     }
@@ -437,6 +437,15 @@ mod tests {
             |before, after| trial.sample(&run, &moment(Traffic::default(), 0, before), &moment(traffic, 1, after)).flaw;
         assert_eq!(flaw(Some(5), Some(5)).as_deref(), Some(NOT_EVICTED));
         assert_eq!((flaw(Some(5), Some(6)), flaw(None, None)), (None, None));
+    }
+
+    #[test]
+    fn a_store_has_room_for_twice_the_data() {
+        let sizes = Sizes::FULL;
+        let entry = |name: &str| SYSTEMS.entries().into_iter().find(|system| system.name == name).unwrap();
+        let beside_the_file = |name: &str| Paging.disk_bytes(sizes, &[entry(name)]) - sizes.file_bytes;
+        assert!(beside_the_file("selfpage-upcall") > 2 * sizes.data_bytes);
+        assert_eq!(beside_the_file("mmap-random"), 0);
     }
 
     #[test]
