@@ -110,6 +110,8 @@ fn each_system_of_the_benches_of_blocks_gives_a_row() {
         ("realloc", "128k-256k", &[ours, preloaded, glibc, mmap][..], &peers[..]),
         ("exchange", "2m", &[ours, glibc], &[]),
         ("batch", "free-4m-48b", &[ours, glibc], &peers),
+        ("batch", "allocate-4m-48b-written", &[ours, glibc], &peers),
+        ("batch", "free-4m-48b-shuffled", &[ours, glibc], &peers),
     ];
     for (name, case, systems, peers) in benches {
         let Some(given) = bench(&[name, "--case", case]) else { return };

@@ -4,16 +4,19 @@ use selfpage::alloc::GrowVec;
 
 use super::super::error::Error;
 use super::super::job::{Bench, Job};
-use super::super::raw::blocks::{Source, allocate_items, cycles, free_items};
+use super::super::raw::blocks::{Source, allocate_items, allocate_written_items, cycles, free_items};
 use super::super::result::{Better, Sample, Unit, median};
 use super::super::system::{Entry, Systems};
+use super::objects::Random;
 use super::{GLIBC, JEMALLOC, MIMALLOC, OURS, TCMALLOC};
 
 /// The bench.
 pub struct Batch;
 
 static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC]);
-const CASES: [&str; 3] = ["allocate-4m-48b", "free-4m-48b", "vector-512m"];
+/// Of the first two no item is written: what is left is the calls.
+const CASES: [&str; 5] =
+    ["allocate-4m-48b", "free-4m-48b", "allocate-4m-48b-written", "free-4m-48b-shuffled", "vector-512m"];
 const ITEMS: usize = 4_000_000;
 const ITEM_BYTES: usize = 48;
 const VECTOR_ITEMS: usize = (512 << 20) / size_of::<u64>();
@@ -25,7 +28,8 @@ impl Bench for Batch {
     }
 
     fn about(&self) -> &'static str {
-        "4 million items of 48 bytes by one call, and by a call for each; GrowVec and Vec, pushed full"
+        "4 million items of 48 bytes by one call, and by a call for each: not written, freed in order; written once; freed in no order; \
+         GrowVec and Vec, pushed full"
     }
 
     fn cases(&self) -> Vec<String> {
@@ -53,19 +57,32 @@ impl Bench for Batch {
         // Written with something other than zeros: the places have memory before anything is measured.
         let mut items = vec![Some(std::ptr::NonNull::dangling()); ITEMS];
         let (mut allocating, mut freeing) = (Vec::new(), Vec::new());
+        let allocate = if job.case == "allocate-4m-48b-written" { allocate_written_items } else { allocate_items };
         for _ in 0..PASSES {
             let begin = cycles();
-            if allocate_items(source, ITEM_BYTES, &mut items) < ITEMS {
+            let count = allocate(source, ITEM_BYTES, &mut items);
+            let allocated = cycles();
+            if count < ITEMS {
                 return Err(super::no_memory());
+            }
+            if job.case == "free-4m-48b-shuffled" {
+                shuffle(&mut items);
             }
             let between = cycles();
             free_items(source, &mut items);
-            allocating.push((between - begin) as f64);
+            allocating.push((allocated - begin) as f64);
             freeing.push((cycles() - between) as f64);
         }
-        let (first, took) = if job.case == "free-4m-48b" { (freeing[0], freeing) } else { (allocating[0], allocating) };
+        let (first, took) =
+            if job.case.starts_with("free") { (freeing[0], freeing) } else { (allocating[0], allocating) };
         Ok(Sample::of(median(took) / ITEMS as f64, &[("first", first / ITEMS as f64)]))
     }
+}
+
+/// Into an order that looks random, the same in each run.
+fn shuffle<T>(items: &mut [T]) {
+    let mut random = Random::of(0);
+    (1..items.len()).rev().for_each(|at| items.swap(at, random.below(at + 1)));
 }
 
 fn vector(source: Source) -> Sample {

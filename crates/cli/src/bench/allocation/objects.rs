@@ -100,16 +100,17 @@ impl Bench for Objects {
 }
 
 /// Numbers that look random, the same in each run.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn of(thread: usize) -> Random {
+    /// A sequence for each thread.
+    pub fn of(thread: usize) -> Random {
         Random(88_172_645_463_325_252 + thread as u64)
     }
 
     /// Below `limit`.
     #[inline]
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

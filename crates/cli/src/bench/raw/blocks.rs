@@ -149,7 +149,25 @@ pub fn allocate_items(source: Source, len_bytes: usize, items: &mut [Item]) -> u
     items.iter().flatten().count()
 }
 
-/// Frees what [`allocate_items`] gave.
+/// As [`allocate_items`], with a word of each item written: after the batch call, and after each call of `malloc`, as programs do it.
+pub fn allocate_written_items(source: Source, len_bytes: usize, items: &mut [Item]) -> usize {
+    assert!(len_bytes >= size_of::<u64>());
+    // SAFETY: bench-block: within an item of ours, which is aligned to 16.
+    let write = |item: &NonNull<u8>| unsafe { item.cast::<u64>().write_volatile(1) };
+    if source == Source::Pages {
+        let allocated = batch::allocate(&Blocks, len_bytes, 16, items);
+        items.iter().flatten().for_each(write);
+        return allocated;
+    }
+    for item in items.iter_mut() {
+        // SAFETY: bench-block: a call without pointers.
+        *item = NonNull::new(unsafe { libc::malloc(len_bytes) }.cast());
+        item.iter().for_each(write);
+    }
+    items.iter().flatten().count()
+}
+
+/// Frees what these two gave.
 pub fn free_items(source: Source, items: &mut [Item]) {
     if source == Source::Pages {
         // SAFETY: bench-block: ours, and gone here.
