@@ -47,9 +47,10 @@ impl Scratch {
         self.note(CGROUP, &cgroup.to_string_lossy())
     }
 
-    /// Notes a setting that the run is about to change, for a later run to put back if this one is killed.
-    pub fn note_readahead(&self, (file, value): &(PathBuf, String)) -> Result<(), Error> {
-        self.note(READAHEAD, &format!("{value} {}", file.display()))
+    /// Notes a setting that the run is about to change, for a later run to put back if this one is killed before the note goes.
+    pub fn note_readahead(&self, (file, value): &(PathBuf, String), size_kib: u32) -> Result<Note, Error> {
+        self.note(READAHEAD, &format!("{value} {size_kib} {}", file.display()))?;
+        Ok(Note(self.directory.join(READAHEAD)))
     }
 
     fn note(&self, name: &str, text: &str) -> Result<(), Error> {
@@ -60,6 +61,15 @@ impl Scratch {
     /// Where files of the run go.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+}
+
+/// A note, taken away when dropped: what it tells is undone by then.
+pub struct Note(PathBuf);
+
+impl Drop for Note {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 
@@ -112,7 +122,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     identity::of(&ours) == identity::of(&there)
 }
 
-/// Undoes what the dead run of `directory` did to the machine. What was undone already, or never done, does no harm.
+/// Undoes what the dead run of `directory` did to the machine, and what is still so.
 ///
 /// # Errors
 /// Its swap file stays in use: so must its lock, for the next run to find.
@@ -130,8 +140,11 @@ fn undo(directory: &Path) -> Result<(), Error> {
         let _ = fs::remove_dir(cgroup);
     }
     let note = fs::read_to_string(directory.join(READAHEAD)).unwrap_or_default();
-    if let Some((value, file)) = note.split_once(' ') {
-        let _ = fs::write(file, value);
+    if let [before, ours, file] = note.splitn(3, ' ').collect::<Vec<_>>()[..]
+        // The owner may have set it since.
+        && fs::read_to_string(file).is_ok_and(|value| value.trim() == ours)
+    {
+        let _ = fs::write(file, before);
     }
     Ok(())
 }
@@ -149,20 +162,39 @@ mod tests {
         let (setting, cgroup) = (parent.join("setting"), parent.join("group"));
         fs::write(&setting, "128").unwrap();
         fs::create_dir(&cgroup).unwrap();
-        fs::write(dead.join(READAHEAD), format!("8192 {}", setting.display())).unwrap();
+        fs::write(dead.join(READAHEAD), format!("8192 128 {}", setting.display())).unwrap();
         fs::write(dead.join(CGROUP), cgroup.to_str().unwrap()).unwrap();
+        let (other, owners) = (parent.join(format!("{PREFIX}other")), parent.join("owners"));
+        fs::create_dir_all(&other).unwrap();
+        File::create(other.join(LOCK)).unwrap();
+        fs::write(&owners, "256").unwrap();
+        fs::write(other.join(READAHEAD), format!("8192 128 {}", owners.display())).unwrap();
         let living = parent.join(format!("{PREFIX}living"));
         fs::create_dir_all(&living).unwrap();
         let lock = File::create(living.join(LOCK)).unwrap();
         lock.lock().unwrap();
         let own = Scratch::create(&parent).unwrap();
         assert!(own.directory().exists() && living.exists() && !dead.exists());
+        assert_eq!(fs::read_to_string(&owners).unwrap(), "256", "the owner has set it since");
         assert!(!cgroup.exists());
         assert_eq!(fs::read_to_string(&setting).unwrap(), "8192");
         let directory = own.directory().to_path_buf();
         drop(own);
         assert!(!directory.exists());
         fs::remove_dir_all(&parent).unwrap();
+    }
+
+    #[test]
+    fn the_note_of_a_setting_goes_when_the_setting_is_back() {
+        let parent = std::env::temp_dir().join(format!("selfpage-note-{}", std::process::id()));
+        fs::create_dir(&parent).unwrap();
+        let own = Scratch::create_named(&parent, 0).unwrap();
+        let note = own.note_readahead(&("/none".into(), "8192".into()), 128).unwrap();
+        assert_eq!(fs::read_to_string(own.directory().join(READAHEAD)).unwrap(), "8192 128 /none");
+        drop(note);
+        assert!(!own.directory().join(READAHEAD).exists());
+        drop(own);
+        fs::remove_dir(&parent).unwrap();
     }
 
     #[test]

@@ -65,8 +65,9 @@ impl<'a> Stage<'a> {
         let _readahead = match system.condition {
             Condition::Readahead { size_kib } => {
                 let device = Device::of(self.scratch.directory())?;
-                self.scratch.note_readahead(&device.readahead()?)?;
-                Some(Readahead::set(&device, size_kib)?)
+                let note = self.scratch.note_readahead(&device.readahead()?, size_kib)?;
+                // In the order in which they go.
+                Some((Readahead::set(&device, size_kib)?, note))
             }
             Condition::Plain | Condition::SwapFile => None,
         };
