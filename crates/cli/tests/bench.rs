@@ -315,6 +315,11 @@ fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
     assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap(), text(&output.stdout));
     let machine = std::fs::read_to_string(kept.join("machine.txt")).unwrap();
     assert!(machine.contains("free page reporting: o"), "{machine}");
+    // What the tool's own commit says nothing of.
+    for library in systems.iter().chain(&["selfpage", "glibc"]) {
+        let told = machine.lines().find(|line| line.starts_with(&format!("library {library}: lib")));
+        assert!(told.is_some_and(|line| line.contains(" bytes, cksum ")), "{machine}");
+    }
     let output = apps(&["--case", "redis", "--system", "selfpage"]);
     if without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).len() == 2 {
         assert!(figure(row(&rows(&output), "redis", "selfpage"), "value") > 0.0);

@@ -57,6 +57,10 @@ pub trait Bench: Sync {
     fn disk_bytes(&self, _sizes: Sizes, _systems: &[&Entry]) -> u64 {
         0
     }
+    /// What the figures of `systems` depend on beside the tool, each with what tells it from others of its name: for `machine.txt`.
+    fn materials(&self, systems: &[&'static Entry]) -> Vec<(String, String)> {
+        systems.iter().filter_map(|system| system.preload?.describe()).collect()
+    }
     /// What follows from the records of all cases, kept and shown beside them.
     fn summary(&self, _records: &[Record]) -> Vec<Record> {
         Vec::new()

@@ -296,7 +296,7 @@ impl Choice {
         let jobs: usize = pairs.iter().map(|pair| pair.1.len()).sum();
         let mut progress = Progress::new(jobs as u64 * u64::from(self.reps));
         if let Some(archive) = &archive {
-            archive.describe(&self.described(), &self.dir)?;
+            archive.describe(&self.described(), &self.dir, &self.bench.materials(&self.systems))?;
         }
         for note in host::findings().iter().filter_map(|finding| host::note(finding, self.bench.place())) {
             progress.say(&note);

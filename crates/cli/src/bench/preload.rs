@@ -53,6 +53,24 @@ impl Preload {
         loader::can_preload(&path).map_err(Error::Failed)?;
         Ok(path)
     }
+
+    /// Its name, and which it is. `None`: it is not here.
+    pub fn describe(self) -> Option<(String, String)> {
+        let path = self.path().ok()?.canonicalize().ok()?;
+        let bytes = std::fs::read(&path).ok()?;
+        let file = path.file_name()?.to_string_lossy().into_owned();
+        Some((format!("library {}", self.name), format!("{file}, {} bytes, cksum {}", bytes.len(), checksum(&bytes))))
+    }
+}
+
+/// What cksum(1) says of a file.
+fn checksum(bytes: &[u8]) -> u32 {
+    let len_bytes = std::iter::successors(Some(bytes.len()), |left| Some(left >> 8)).take_while(|left| *left > 0);
+    let all = bytes.iter().copied().chain(len_bytes.map(|left| left as u8));
+    let add = |sum: u32, byte: u8| {
+        (0..8).fold(sum ^ u32::from(byte) << 24, |sum, _| sum << 1 ^ if sum >> 31 == 1 { 0x04c1_1db7 } else { 0 })
+    };
+    !all.fold(0, add)
 }
 
 /// What changes the C library's `malloc` where the tool is started is not to change it in what is measured.
@@ -79,6 +97,20 @@ fn mapped_file(address: usize) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_is_told_by_what_cksum_says() {
+        let library = Preload { name: "glibc", file: "libc.so.6", origin: Origin::Process };
+        let said = Command::new("cksum").arg(library.path().unwrap().canonicalize().unwrap()).output().unwrap();
+        let said = String::from_utf8(said.stdout).unwrap();
+        let [sum, len_bytes] = said.split(' ').take(2).collect::<Vec<_>>()[..] else { panic!("{said}") };
+        let (name, told) = library.describe().unwrap();
+        assert_eq!(
+            (name.as_str(), told.split_once(", ").unwrap().1),
+            ("library glibc", &*format!("{len_bytes} bytes, cksum {sum}"))
+        );
+        assert!(told.starts_with("libc"), "{told}");
+    }
 
     #[test]
     fn the_c_library_is_the_one_that_this_process_has() {

@@ -39,10 +39,11 @@ impl Archive {
         Ok(Archive { directory: directory.to_path_buf() })
     }
 
-    /// Writes what the machine is, and how the run was made.
-    pub fn describe(&self, options: &str, disk: &Path) -> Result<(), Error> {
+    /// Writes what the machine is, how the run was made, and of what.
+    pub fn describe(&self, options: &str, disk: &Path, materials: &[(String, String)]) -> Result<(), Error> {
         let path = self.directory.join(MACHINE);
-        let text = machine(options, &Device::of(disk)?);
+        let mut text = machine(options, &Device::of(disk)?);
+        text.extend(materials.iter().map(|(name, value)| format!("{name}: {value}\n")));
         let written = fs::File::create_new(&path).and_then(|mut file| file.write_all(text.as_bytes()));
         written.map_err(|error| Error::io("write", &path, error))
     }

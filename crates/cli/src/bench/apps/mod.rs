@@ -123,6 +123,13 @@ impl Bench for Apps {
         ))
     }
 
+    fn materials(&self, systems: &[&'static Entry]) -> Vec<(String, String)> {
+        let libraries = systems.iter().filter_map(|system| SYSTEMS.way(system).library.describe());
+        let source = programs::regex_syntax_version().map(|version| ("regex-syntax".into(), version));
+        let all: BTreeSet<(String, String)> = libraries.chain(GLIBC.library.describe()).chain(source).collect();
+        all.into_iter().collect()
+    }
+
     /// For each system the geometric mean over the programs, repetition by repetition. Means over different programs cannot be compared: one
     /// that lacks any of what others have gets none.
     fn summary(&self, records: &[Record]) -> Vec<Record> {

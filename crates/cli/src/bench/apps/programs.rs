@@ -208,18 +208,33 @@ fn requests(directory: &Path, work: Work) -> io::Result<()> {
     write(directory, "requests", work.pick("5000", "400000"))
 }
 
-/// A crate that this workspace is built with and that depends on none, as cargo has it from crates.io.
-fn regex_syntax(directory: &Path, work: Work) -> io::Result<()> {
+/// The newest source of regex-syntax that cargo has from crates.io, and its version: a crate that this workspace is built with and that
+/// depends on none.
+fn regex_syntax_source() -> Option<(PathBuf, String)> {
     let own = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
     let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).or(own).unwrap_or_default();
     let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let crates = entries(cargo.join("registry/src")).flat_map(entries);
-    let found = crates
-        .map(|path| path.join("src/lib.rs"))
-        .filter(|path| path.to_string_lossy().contains("/regex-syntax-"))
-        .max();
+    let sources = crates.filter_map(|path| {
+        let version = path.file_name()?.to_str()?.strip_prefix("regex-syntax-")?.to_owned();
+        Some((path.join("src/lib.rs"), version))
+    });
+    sources.max_by_key(|(_, version)| numbers(version))
+}
+
+/// 0.8.10 comes after 0.8.9.
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map_while(|number| number.parse().ok()).collect()
+}
+
+/// Which version is compiled.
+pub fn regex_syntax_version() -> Option<String> {
+    regex_syntax_source().map(|(_, version)| version)
+}
+
+fn regex_syntax(directory: &Path, work: Work) -> io::Result<()> {
     let missing = "cargo has no source of regex-syntax: `cargo fetch` in a clone of selfpage brings it";
-    let source = found.ok_or_else(|| io::Error::new(ErrorKind::NotFound, missing))?;
+    let (source, _) = regex_syntax_source().ok_or_else(|| io::Error::new(ErrorKind::NotFound, missing))?;
     // What `cargo check` does; the tables of Unicode are most of it.
     let mut arguments = String::from("--edition=2021\n--crate-type=lib\n--crate-name=regex_syntax\n--emit=metadata\n");
     let tables = ["age", "bool", "case", "gencat", "perl", "script", "segment"].map(|table| format!("unicode-{table}"));
@@ -228,4 +243,14 @@ fn regex_syntax(directory: &Path, work: Work) -> io::Result<()> {
         let _ = writeln!(arguments, "--cfg=feature=\"{feature}\"");
     }
     write(directory, "arguments", &format!("{arguments}{}\n", source.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_ordered_by_their_numbers() {
+        assert!(numbers("0.8.10") > numbers("0.8.9") && numbers("0.10.0") > numbers("0.8.10"));
+    }
 }
