@@ -80,7 +80,7 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
     let lines = text(&output.stdout);
     assert_eq!(lines.lines().count(), 1);
     assert!(lines.starts_with(r#"{"bench":"faults","case":"first-touch-4k","system":"kernel","value":"#), "{lines}");
-    for key in ["unit", "n", "min", "max", "p50_us", "p99_us", "p99_9_us", "max_us"] {
+    for key in ["unit", "n", "min", "max", "p50_us", "p99_us", "p99_9_us", "max_us", "cpu_s_per_million_pages"] {
         assert!(lines.contains(&format!(r#""{key}":"#)), "{key} is missing in {lines}");
     }
     assert_eq!(figure(&rows(&output)[0], "n"), 1.0, "{lines}");

@@ -94,7 +94,7 @@ impl Bench for Faults {
             ("max_us", run.latency.max_us()),
             ("elapsed_s", run.elapsed_s),
             ("kernel_faults", (after.minor_faults - before.minor_faults) as f64),
-            ("cpu_s_per_million_faults", (after.cpu_s - before.cpu_s) / pages * 1e6),
+            ("cpu_s_per_million_pages", (after.cpu_s - before.cpu_s) / pages * 1e6),
         ];
         figures.extend(counters);
         // Of a thread's time: the same for any number of threads where they do not wait for each other.

@@ -101,7 +101,7 @@ pub struct Args {
     /// The bench, or `list`.
     name: String,
     /// Small sizes, once: a look instead of figures to quote. In seconds, or some minutes for the benches with many cases; `list` says
-    /// which.
+    /// which. The benches of blocks (page-alloc, realloc, exchange, batch) keep their sizes: realloc wants 2 GiB.
     #[arg(long)]
     quick: bool,
     /// One JSON object a line instead of a table.

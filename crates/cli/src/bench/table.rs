@@ -19,13 +19,14 @@ const PEERS: [(Group, &str); 9] = [
 ];
 
 /// The figures that get a column, where any record has them; and by what they are divided there.
-const FIGURES: [(&str, &str, f64); 26] = [
+const FIGURES: [(&str, &str, f64); 27] = [
     ("p50_us", "p50 us", 1.0),
     ("p99_us", "p99 us", 1.0),
     ("p99_9_us", "p99.9 us", 1.0),
     ("max_us", "max us", 1.0),
     ("kept_max_us", "kept us", 1.0),
     ("cpu_s_per_million_faults", "CPU s/M", 1.0),
+    ("cpu_s_per_million_pages", "CPU s/M pages", 1.0),
     ("device_bytes_read", "read MiB", MIB),
     ("device_bytes_written", "written MiB", MIB),
     ("core_max_bytes", "core MiB", MIB),
