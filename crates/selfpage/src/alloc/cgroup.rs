@@ -138,7 +138,8 @@ fn open(path: &CStr) -> Asked<File> {
     }
 }
 
-/// A file's text.
+/// A file's text. `None`: there is no such file, or its group is gone. Any other failure tells of no group: the kernel reads such a file into memory
+/// of the group's own, and has none just where the group has used up all.
 fn text(path: &CStr) -> Asked<String> {
     let Some(file) = open(path)? else { return Ok(None) };
     let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
@@ -150,7 +151,9 @@ fn text(path: &CStr) -> Asked<String> {
                 bytes.extend_from_slice(part.get(..len).unwrap_or_default());
             }
             Err(Errno::INTR) => {}
-            Err(_) => return Ok(None),
+            Err(Errno::NODEV) => return Ok(None),
+            Err(Errno::NOMEM) => return Err(Unknown::NoMemory),
+            Err(_) => return Err(Unknown::Unseen),
         }
     }
 }
@@ -256,5 +259,18 @@ mod tests {
         group(mounts.path(), "unified/y", &[("memory.max", "70"), ("memory.stat", "active_anon 90\n")]);
         assert_eq!(fullest(mounts.path(), groups), Some((70, 0)));
         assert_eq!(limit_in(mounts.path(), "4:memory,hugetlb:/x\n"), Some(80));
+    }
+
+    #[test]
+    fn what_opens_and_cannot_be_read_tells_of_no_group() {
+        // A directory opens.
+        for (file, unreadable) in [("memory.stat", "memory.max"), ("memory.max", "memory.stat")] {
+            let mounts = tempfile::tempdir().unwrap();
+            group(mounts.path(), "a", &[(file, "9000\n")]);
+            fs::create_dir(mounts.path().join("a").join(unreadable)).unwrap();
+            let mut rooms = 0;
+            let seen = each_room_in(mounts.path().to_str().unwrap(), "0::/a\n", |_| rooms += 1);
+            assert_eq!((seen, rooms), (Err(Unknown::Unseen), 0), "{unreadable}");
+        }
     }
 }
