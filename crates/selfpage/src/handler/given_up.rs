@@ -124,24 +124,34 @@ impl Bound {
 
     /// Makes those pages of a range usable again that were given up, and hold nothing.
     pub(crate) fn begin_anew(&self, inner: &Inner, range: PageRange) {
-        let state = inner.state();
-        for page in self.given_up(range) {
-            let index = self.core().index(page);
-            let clear = move |found| {
-                self.core().given_up.remove(index);
-                self.core().guarded.remove(index);
-                if !inner.is_ours(page) {
-                    return;
-                }
-                if found != State::Resident {
-                    // Poison, which locked pages have in place of a guard. Something is there only where the program took it away itself.
-                    state.mmu.drop_pages(page, 1);
-                }
-                // SAFETY: region-owned: a page that is claimed; what is in one that has none stays.
-                let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardRemove) };
-            };
-            // A thread of the program's could not tell whether it is ours, where the program has closed our descriptors.
-            inner.on_pager_thread(move || with_claim(state, page, clear));
-        }
+        self.given_up(range).for_each(|page| self.open(inner, page));
+    }
+
+    /// The same, and of those with a guard of the program's own: contents come there, which a guard would keep in their frames alone. There a
+    /// fork has none of them, and an eviction that cannot save them drops them.
+    pub(crate) fn clear_way(&self, inner: &Inner, range: PageRange) {
+        let core = self.core();
+        let is_closed = |index| core.guarded.contains(index) || core.given_up.contains(index);
+        range.pages().filter(|page| is_closed(core.index(*page))).for_each(|page| self.open(inner, page));
+    }
+
+    /// Takes away what refuses every access to a page.
+    fn open(&self, inner: &Inner, page: PageNo) {
+        let (state, index) = (inner.state(), self.core().index(page));
+        let clear = move |found| {
+            self.core().given_up.remove(index);
+            self.core().guarded.remove(index);
+            if !inner.is_ours(page) {
+                return;
+            }
+            if found != State::Resident {
+                // Poison, which locked pages have in place of a guard. Something is there only where the program took it away itself.
+                state.mmu.drop_pages(page, 1);
+            }
+            // SAFETY: region-owned: a page that is claimed; what is in one that has none stays.
+            let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardRemove) };
+        };
+        // A thread of the program's could not tell whether it is ours, where the program has closed our descriptors.
+        inner.on_pager_thread(move || with_claim(state, page, clear));
     }
 }
