@@ -48,7 +48,7 @@ pub fn supply(len_bytes: usize) -> Result<(), Error> {
     if len_bytes == 0 || available_bytes() < len_bytes {
         return Ok(());
     }
-    // In a process of its own: what this one had at most would count as the peak of programs that it starts.
+    // In a process of its own, which a signal ends in the middle of it.
     let touch = || {
         // A kernel without huge pages refuses the first.
         let mapping = Mapping::huge(len_bytes).or_else(|_| Mapping::anonymous(len_bytes));
