@@ -1,11 +1,13 @@
-//! Refusals that no protection domain has to do with, where domains are by page tables. Each test in a process of its own: whose handler
+//! Refusals that no protection domain has to do with, or no longer, where domains are by page tables. Each test in a process of its own: whose handler
 //! comes first is settled once.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism as Found};
-use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, mechanism};
+use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 
 mod child;
 #[path = "../../../tests/skip.rs"]
@@ -50,6 +52,49 @@ fn what_a_tracker_waits_for_is_no_stray_write() {
         let mut found = Dirty::new();
         tracker.scan(tracked, &mut found).unwrap();
         assert_eq!(found.pages(), 1);
+    });
+}
+
+/// Has another thread write to memory that a domain keeps it from: what tells when it has written.
+fn waiting(memory: &Memory) -> Receiver<()> {
+    let (range, (tell, written)) = (memory.range(), mpsc::channel());
+    std::thread::spawn(move || {
+        write(&range);
+        let _ = tell.send(());
+    });
+    assert!(written.recv_timeout(Duration::from_millis(200)).is_err(), "another domain's memory is open to all");
+    written
+}
+
+/// Whoever is in the domain may wait for who waits there.
+fn goes_on(written: &Receiver<()>) {
+    written.recv_timeout(Duration::from_secs(20)).expect("who waited waits although the access is allowed");
+}
+
+#[test]
+fn who_waits_at_memory_goes_on_when_it_is_given_back() {
+    child::forked(|| {
+        let (domain, others) = domain();
+        let _entered = domain.enter().unwrap();
+        let written = waiting(&others);
+        drop(others);
+        goes_on(&written);
+    });
+}
+
+#[test]
+fn who_waits_at_memory_goes_on_when_the_domain_gets_the_right() {
+    child::forked(|| {
+        let (domain, others) = domain();
+        domain.set(&others, Rights::META).unwrap();
+        let _entered = domain.enter().unwrap();
+        let written = waiting(&others);
+        domain.set(&others, Rights::READ | Rights::WRITE | Rights::META).unwrap();
+        goes_on(&written);
+        domain.set(&others, Rights::READ | Rights::META).unwrap();
+        let written = waiting(&others);
+        domain.set(&others, Rights::READ | Rights::WRITE | Rights::META).unwrap();
+        goes_on(&written);
     });
 }
 

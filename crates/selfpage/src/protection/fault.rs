@@ -107,20 +107,26 @@ unsafe fn is_awaited(addr: usize, context: *mut libc::c_void) -> bool {
     traps::let_through(addr)
 }
 
-/// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force.
+/// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force, and it is refused
+/// for that.
 fn is_worth_a_try(here: &thread::Here, addr: usize) -> bool {
     loop {
-        let epoch = EPOCH.load(Ordering::Acquire);
         let wide = WIDE.load(Ordering::Acquire);
         // Not where the thread has entered another since: that one's rights are what it has, in the place of the other's. Nor what no
         // domain has to do with: that stays refused.
         let foreign = !wide.is_null() && !ptr::eq(here.current(), wide) && places::any_at(addr);
-        if epoch & 1 == 1 || foreign {
-            let _ = futex::wait(&EPOCH, epoch, 0);
-            continue;
+        // After what it is compared with: where that has changed since, so has this, and the access is tried once more.
+        let epoch = EPOCH.load(Ordering::Acquire);
+        let is_changing = epoch & 1 == 1;
+        // Each change may have given the domain the right, or the memory back.
+        if !is_changing && epoch != 0 && here.tried.replace((addr, epoch)) != (addr, epoch) {
+            return true;
         }
-        // Refused twice with nothing changed in between, it is refused.
-        return epoch != 0 && here.tried.replace((addr, epoch)) != (addr, epoch);
+        if !is_changing && !foreign {
+            // Refused twice with nothing changed in between, it is refused.
+            return false;
+        }
+        let _ = futex::wait(&EPOCH, epoch, 0);
     }
 }
 

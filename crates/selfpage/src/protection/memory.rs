@@ -144,7 +144,8 @@ impl Drop for Piece {
         let Some(at) = table.memory.iter().position(|record| record.id == self.id) else { return };
         let mut record = table.memory.swap_remove(at);
         record.give_back();
-        // Fewer domains may be wide now; where threads are in them they stay so.
+        // Fewer domains may be wide now; where threads are in them they stay so. Whoever waits at the memory tries again after this, and
+        // goes on.
         let _ = table.follow();
     }
 }
