@@ -12,7 +12,7 @@ use selfpage_core::linux::{futex, key, signal};
 
 use super::keys::Ours;
 use super::table::Core;
-use super::{places, thread};
+use super::{Mechanism, mechanism, places, thread};
 use crate::dirty::traps;
 use crate::trap::takeover::{Blocked, Takeover};
 use crate::trap::upcall::SEGV_ACCERR;
@@ -71,10 +71,11 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     let again = thread::with(|here| match code {
         // SAFETY: signal-handler: the kernel passed the context.
-        SEGV_PKUERR => (unsafe { load_register(here, context) }) || is_worth_a_try(here, addr),
+        SEGV_PKUERR => (unsafe { load_register(here, context) }) || is_worth_a_try(here, addr, None),
         // SAFETY: signal-handler: the kernel passed the context.
         SEGV_ACCERR if unsafe { is_awaited(addr, context) } => true,
-        SEGV_ACCERR => is_worth_a_try(here, addr),
+        // SAFETY: signal-handler: the kernel passed the context.
+        SEGV_ACCERR => is_worth_a_try(here, addr, Some(unsafe { access(context) })),
         _ => false,
     });
     if again {
@@ -108,13 +109,16 @@ unsafe fn is_awaited(addr: usize, context: *mut libc::c_void) -> bool {
 }
 
 /// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force, and it is refused
-/// for that.
-fn is_worth_a_try(here: &thread::Here, addr: usize) -> bool {
+/// for that. `by_mapping`: what the mapping did not allow; none where it was the register of keys that refused.
+fn is_worth_a_try(here: &thread::Here, addr: usize, by_mapping: Option<Access>) -> bool {
     loop {
         let wide = WIDE.load(Ordering::Acquire);
         // Not where the thread has entered another since: that one's rights are what it has, in the place of the other's. Nor what no
         // domain has to do with: that stays refused.
-        let foreign = !wide.is_null() && !ptr::eq(here.current(), wide) && places::any_at(addr);
+        let foreign = !wide.is_null()
+            && !ptr::eq(here.current(), wide)
+            && places::any_at(addr)
+            && by_mapping.is_some_and(is_the_whole_processs);
         // After what it is compared with: where that has changed since, so has this, and the access is tried once more.
         let epoch = EPOCH.load(Ordering::Acquire);
         let is_changing = epoch & 1 == 1;
@@ -127,6 +131,14 @@ fn is_worth_a_try(here: &thread::Here, addr: usize) -> bool {
             return false;
         }
         let _ = futex::wait(&EPOCH, epoch, 0);
+    }
+}
+
+/// Whether a domain that is entered may have taken such an access from the whole process.
+fn is_the_whole_processs(access: Access) -> bool {
+    match mechanism() {
+        Mechanism::PageTables => true,
+        Mechanism::Keys => access == Access::Execute,
     }
 }
 
