@@ -148,7 +148,8 @@ fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
 /// The private anonymous mappings, as far as they lie within `bounds`. Those of the heap are among them. Rights do not matter: some
 /// releases take them from free parts, and give them back when a part is used again.
 fn mappings(bounds: &Range<usize>) -> Vec<Range<usize>> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    // That of `/proc/self` is empty where the first thread has ended.
+    let maps = std::fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
     let parsed = maps.lines().filter_map(anonymous);
     let clipped = parsed.map(|range| range.start.max(bounds.start)..range.end.min(bounds.end));
     let whole = clipped.map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES));
@@ -197,6 +198,7 @@ mod tests {
     use selfpage::dirty::Mechanism;
 
     use super::*;
+    use crate::child::without_first_thread;
     use crate::skip::skip;
 
     /// A heap of `heap_bytes` within `bounds`, which tells `told`. None, and said so, where there is no collector or no tracker.
@@ -311,6 +313,12 @@ mod tests {
             heap.tell();
             assert_eq!(TOLD.load(Ordering::Relaxed), TABLE_BYTES / PAGE_BYTES);
         }
+    }
+
+    #[test]
+    fn mappings_are_found_where_the_first_thread_has_ended() {
+        let ended = without_first_thread(|| !mappings(&(0..usize::MAX)).is_empty());
+        assert_eq!(ended, 0, "how the child ended");
     }
 
     #[test]

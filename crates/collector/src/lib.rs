@@ -11,6 +11,9 @@
 //! Cichlid §4.5, with Figure 6 and Table 6: the Boehm collector on dirty bits that the program reads itself.
 
 mod c;
+#[cfg(test)]
+#[path = "../../selfpage/tests/child/mod.rs"]
+mod child;
 pub mod gcbench;
 mod heap;
 mod library;

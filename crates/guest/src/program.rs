@@ -28,7 +28,9 @@ impl Piece {
 
 /// The pieces of the program, ascending.
 pub fn pieces() -> Result<Vec<Piece>> {
-    let maps = fs::read_to_string("/proc/self/maps").map_err(|error| Error::system("read /proc/self/maps", error))?;
+    // That of `/proc/self` is empty where the first thread has ended.
+    let maps = fs::read_to_string("/proc/thread-self/maps");
+    let maps = maps.map_err(|error| Error::system("read /proc/thread-self/maps", error))?;
     Ok(parse(&maps))
 }
 

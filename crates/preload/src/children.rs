@@ -81,7 +81,7 @@ fn lacks_descriptors(needed: usize) -> bool {
     limit < needed + IN_TABLE || (0..limit).rev().filter(is_free).take(needed).count() < needed
 }
 
-/// Where `/proc/self/statm` has what a limit counts: addresses, and memory to write to, which is told with the first thread's stack.
+/// Where `/proc/thread-self/statm` has what a limit counts: addresses, and memory to write to, which is told with the first thread's stack.
 const ADDRESSES: usize = 0;
 const DATA: usize = 5;
 
@@ -95,7 +95,8 @@ fn lacks(resource: libc::__rlimit_resource_t, field: usize) -> bool {
         return false;
     }
     let mut text = [0u8; 128];
-    let mut numbers = sys::read_small(c"/proc/self/statm", &mut text).split(|byte| *byte == b' ');
+    // `/proc/self` counts nothing where the first thread has ended.
+    let mut numbers = sys::read_small(c"/proc/thread-self/statm", &mut text).split(|byte| *byte == b' ');
     let digits = numbers.nth(field).unwrap_or_default();
     let pages = digits.iter().fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
     pages * PAGE as u64 + THREAD_BYTES > limit

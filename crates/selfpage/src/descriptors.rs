@@ -111,8 +111,8 @@ pub(crate) fn close_ours(descriptors: &Descriptors) {
 
 /// Closes one.
 pub(crate) fn close_number(number: RawFd) {
-    // The program may have closed ours, and opened its own at the number.
-    let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    // The program may have closed ours, and opened its own at the number. `/proc/self` shows none where the first thread has ended.
+    let names = std::fs::read_link(format!("/proc/thread-self/fd/{number}")).unwrap_or_default();
     if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
         let _ = Descriptor::from_raw(number).close();
     }

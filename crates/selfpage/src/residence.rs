@@ -103,7 +103,7 @@ fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
         let (controllers, path) = (fields.next()?, fields.next()?);
         controllers.split(',').any(|one| one == controller).then_some(path)
     })?;
-    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mounts = fs::read_to_string("/proc/thread-self/mounts").ok()?;
     let root = mounts.lines().find_map(|line| {
         let fields: Vec<_> = line.split(' ').collect();
         let [_, place, mounted, options, ..] = fields[..] else {

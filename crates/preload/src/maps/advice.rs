@@ -266,15 +266,16 @@ fn is_own(pidfd: usize) -> bool {
 
 /// Whether /proc says so.
 fn is_told_own(pidfd: usize) -> bool {
-    let mut path = *b"/proc/self/fdinfo/0000000000\0";
+    // `/proc/self` shows none where the first thread has ended.
+    let mut path = *b"/proc/thread-self/fdinfo/0000000000\0";
     let mut number = pidfd as u32;
-    for digit in path[18..28].iter_mut().rev() {
+    for digit in path[25..35].iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
     }
     // No leading zeros in the name.
-    let zeros = path[18..27].iter().take_while(|digit| **digit == b'0').count();
-    path.copy_within(18 + zeros..29, 18);
+    let zeros = path[25..34].iter().take_while(|digit| **digit == b'0').count();
+    path.copy_within(25 + zeros..36, 25);
     let mut text = [0u8; 512];
     let Ok(path) = CStr::from_bytes_until_nul(&path) else { return false };
     let mut lines = sys::read_small(path, &mut text).split(|byte| *byte == b'\n');

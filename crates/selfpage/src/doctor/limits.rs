@@ -139,7 +139,7 @@ fn swap(limit: &LockLimit, swapping: Swapping) -> Finding {
 
 fn mappings() -> Finding {
     const FEATURE: &str = "vm.max_map_count";
-    let used = fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count());
+    let used = fs::read_to_string("/proc/thread-self/maps").map_or(0, |maps| maps.lines().count());
     let limit = setting("/proc/sys/vm/max_map_count").and_then(|limit| limit.parse::<u64>().ok());
     match limit {
         Some(limit) if limit >= MAPPINGS_MIN => {

@@ -63,6 +63,22 @@ pub fn in_child(work: impl FnOnce() -> bool) -> i32 {
     fork(work).wait()
 }
 
+/// Runs `work` in a forked child whose first thread has ended, and says how that ended: 0 for well.
+pub fn without_first_thread(work: impl FnOnce() -> bool + Send + 'static) -> i32 {
+    in_child(|| {
+        std::thread::spawn(move || {
+            let is_there = || std::fs::read_dir("/proc/self/fd").is_ok_and(|fds| fds.count() > 0);
+            while is_there() {
+                std::thread::yield_now();
+            }
+            end(catch_unwind(AssertUnwindSafe(work)))
+        });
+        // SAFETY: test: this thread alone ends, and leaves the child to the other.
+        unsafe { libc::syscall(libc::SYS_exit, 1) };
+        false
+    })
+}
+
 /// Runs `work` in a forked child, which ends well.
 #[track_caller]
 pub fn forked(work: impl FnOnce()) {

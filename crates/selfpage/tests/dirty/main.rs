@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memory::{Memory, PAGE};
-use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 /// Has the other threads end, also where the test fails.
 struct Stop<'a>(&'a AtomicBool);
@@ -90,4 +90,25 @@ fn what_was_written_since_is_found_once() {
         assert_eq!(found.pages(), 64, "what is not armed counts as written: {memory:?}");
         assert_eq!(found.ranges().collect::<Vec<_>>(), [memory.range()]);
     }
+}
+
+#[test]
+fn what_is_dropped_watches_no_longer_where_the_first_thread_has_ended() {
+    let by = Mechanism::WriteProtection;
+    if let Err(why) = DirtyTracker::with(by) {
+        return skip::skip("uffd", &why.to_string());
+    }
+    let ended = child::without_first_thread(move || {
+        let open = || std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
+        let (before, memory) = (open(), Memory::anonymous(1));
+        for _ in 0..3 {
+            arm(&DirtyTracker::with(by).unwrap(), &memory);
+        }
+        // Where the kernel has what one needs.
+        drop(selfpage::Domain::with_frames(1 << 20).build());
+        let left = open() - before;
+        child::say(&format!("{left} descriptors are left"));
+        left == 0
+    });
+    assert_eq!(ended, 0, "how the child ended");
 }

@@ -8,7 +8,7 @@ use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{Memory, PAGE};
-use crate::{arm, in_child, pages, skip, tracker};
+use crate::{arm, child, in_child, pages, skip, tracker};
 
 /// A ring, or none where the kernel gives none.
 fn ring() -> Option<IoUring> {
@@ -53,25 +53,12 @@ fn everything_counts_as_written_where_buffers_cannot_be_looked_for() {
 #[test]
 fn a_buffer_is_found_where_the_first_thread_has_ended() {
     let (Some(_), Some(_)) = (tracker(), ring()) else { return };
-    let ended = in_child(|| {
-        std::thread::spawn(|| {
-            let is_there = || std::fs::read_dir("/proc/self/fd").is_ok_and(|fds| fds.count() > 0);
-            while is_there() {
-                std::thread::yield_now();
-            }
-            let as_wanted = std::panic::catch_unwind(|| {
-                let (tracker, ring, memory) = (tracker().unwrap(), ring().unwrap(), Memory::anonymous(16));
-                register(&ring, &memory, 3);
-                arm(&tracker, &memory);
-                let mut found = Dirty::new();
-                tracker.scan(memory.range(), &mut found).is_ok() && pages(&memory, &found) == [3]
-            });
-            let as_wanted = as_wanted.unwrap_or(false);
-            // SAFETY: the whole child ends.
-            unsafe { libc::_exit(i32::from(!as_wanted)) }
-        });
-        // SAFETY: this thread alone ends, and leaves the child to the other.
-        unsafe { libc::syscall(libc::SYS_exit, 1) };
+    let ended = child::without_first_thread(|| {
+        let (tracker, ring, memory) = (tracker().unwrap(), ring().unwrap(), Memory::anonymous(16));
+        register(&ring, &memory, 3);
+        arm(&tracker, &memory);
+        let mut found = Dirty::new();
+        tracker.scan(memory.range(), &mut found).is_ok() && pages(&memory, &found) == [3]
     });
     assert_eq!(ended, 0, "how the child ended");
 }
