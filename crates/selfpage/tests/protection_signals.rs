@@ -145,3 +145,108 @@ fn a_handler_that_comes_while_an_access_waits_may_wait_as_well() {
         assert_eq!((words, HANDLED.load(SeqCst)), ([1, 2], 1));
     });
 }
+
+/// Whether nobody counts as being in the domain, which then ends with all its memory.
+fn ends(domain: ProtectionDomain, memory: Memory) -> bool {
+    let range = memory.range();
+    drop((domain, memory));
+    // SAFETY: it stays mapped.
+    unsafe { Memory::plain("again", range) }.is_ok()
+}
+
+/// A domain that may read two pieces of memory, one of which is returned.
+fn reader() -> (ProtectionDomain, Memory) {
+    let (own, other) = (plain("own"), plain("other"));
+    let domain = ProtectionDomain::new("reader");
+    domain.set(&own, Rights::READ).unwrap();
+    domain.set(&other, Rights::READ).unwrap();
+    (domain, other)
+}
+
+#[test]
+fn nobody_is_in_a_domain_that_was_left_around_a_fork_in_a_handler() {
+    const FORKS: u32 = 60;
+    child::forked(|| {
+        // By page tables, on every machine.
+        // SAFETY: new keys, which no memory has.
+        while unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } > 0 {}
+        assert_eq!(mechanism(), Mechanism::PageTables);
+        // SAFETY: a handler that does what the test is about, and this thread's own name.
+        let own = unsafe {
+            libc::signal(libc::SIGUSR1, child::fork_here as *const () as usize);
+            libc::pthread_self()
+        };
+        let (mut reader, enough) = (Some(reader()), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !enough.load(SeqCst) {
+                    std::thread::sleep(Duration::from_micros(150));
+                    // SAFETY: the thread lives until the scope's end.
+                    unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
+                }
+            });
+            while child::FORKS.load(SeqCst) < FORKS {
+                child::child_ends_after(|| {
+                    drop(reader.as_ref().unwrap().0.enter().unwrap());
+                    if child::IS_CHILD.load(SeqCst) {
+                        let (domain, memory) = reader.take().unwrap();
+                        assert!(ends(domain, memory), "a domain that nobody is in keeps its memory");
+                    }
+                });
+            }
+            enough.store(true, SeqCst);
+        });
+    });
+}
+
+/// By keys a domain is entered and left without a system call, and so a handler may come between any two instructions.
+#[cfg(target_arch = "x86_64")]
+mod steps {
+    use std::arch::asm;
+    use std::hint::black_box;
+
+    use super::*;
+
+    const TRAP: i64 = 0x100;
+
+    /// Forks after each instruction of the parent's. The child goes on at full speed.
+    extern "C" fn forks(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        child::fork_here(signal);
+        if child::IS_CHILD.load(SeqCst) {
+            // SAFETY: the kernel passed the context.
+            unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_EFL as usize] &= !TRAP };
+        }
+    }
+
+    #[test]
+    fn nobody_is_in_a_domain_that_was_left_around_a_fork_after_any_instruction() {
+        if mechanism() != Mechanism::Keys {
+            let why = "this CPU has no protection keys, or the kernel does not use them; cargo xtask qemu-test --keys";
+            return skip::skip("pku", why);
+        }
+        child::forked(|| {
+            // SAFETY: a handler that does what the test is about.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = forks as *const () as usize;
+                action.sa_flags = libc::SA_SIGINFO;
+                assert_eq!(libc::sigaction(libc::SIGTRAP, &action, std::ptr::null_mut()), 0);
+            }
+            let (domain, memory) = reader();
+            // The first time is slow.
+            drop(domain.enter().unwrap());
+            child::child_ends_after(|| {
+                // SAFETY: the CPU traps after each instruction from here on, which `forks` answers.
+                unsafe { asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
+                drop(black_box(domain.enter()));
+                // SAFETY: and no longer.
+                unsafe { asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
+                let is_well = !child::IS_CHILD.load(SeqCst) || ends(domain, memory);
+                assert!(is_well, "a domain that nobody is in keeps its memory");
+            });
+            let forks = child::FORKS.load(SeqCst);
+            assert!(forks > 20, "{forks} forks");
+            println!("{forks} forks");
+        });
+    }
+}

@@ -1,8 +1,13 @@
 //! Fork: the child's one thread is in the domains that it was in, and nobody else is in any.
 
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{stay, table, thread};
+use super::table::Core;
+use super::{keys, stay, table, thread};
+
+/// How many forks lie between the first process and this one.
+static PASSED: AtomicU32 = AtomicU32::new(0);
 
 /// What a fork has from before it until after it: nobody changes rights.
 pub(crate) struct Held(table::Held);
@@ -18,8 +23,31 @@ pub(crate) fn forked(Held(table): &mut Held) {
         // Whoever waits for the end of code on trial is not here.
         here.set_trial(ptr::null());
         for entry in &table.domains {
-            entry.core.set_users(here.entered().filter(|core| std::ptr::eq(*core, &*entry.core)).count() as u64);
+            entry.core.set_users(times(here, &entry.core));
         }
         table.stay_alone(stay(here.entered()));
     });
+    PASSED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// To be asked before and after a thread enters or leaves a domain, which counts it and says where it is in two steps. A handler of a signal
+/// that forks in between has the child count it as [`forked`] finds it: where that has happened the count is to be taken [`anew`].
+#[inline]
+pub(super) fn passed() -> u32 {
+    PASSED.load(Ordering::Relaxed)
+}
+
+/// Counts how many times the calling thread, the only one of a forked child, is in a domain.
+#[cold]
+pub(super) fn anew(here: &thread::Here, core: &Core) {
+    let _table = table::hold();
+    core.set_users(times(here, core));
+    // While it did not count, its keys may have come to other memory.
+    if let Some(register) = super::register() {
+        keys::load_current(register, here);
+    }
+}
+
+fn times(here: &thread::Here, core: &Core) -> u64 {
+    here.entered().filter(|entered| ptr::eq(*entered, core)).count() as u64
 }

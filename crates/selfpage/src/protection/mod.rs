@@ -247,7 +247,7 @@ impl Door {
     #[inline]
     fn enter(&self) -> Result<Entered<'_>> {
         thread::with(|here| {
-            let ours = Ours::now();
+            let (forks, ours) = (fork::passed(), Ours::now());
             // From here on the domain keeps its keys.
             let word = self.core.begin_use();
             let quick = self.register.filter(|_| word.is_quick() && !is_wide(here.current()));
@@ -255,11 +255,14 @@ impl Door {
             let before = match pushed {
                 Some((register, before)) => {
                     keys::load(register, ours, word.denied());
-                    before
+                    Ok(before)
                 }
-                None => self.enter_slowly(here).inspect_err(|_| self.core.end_use())?,
+                None => self.enter_slowly(here).inspect_err(|_| self.core.end_use()),
             };
-            Ok(Entered { door: self, depth: here.depth(), before, _here: PhantomData })
+            if fork::passed() != forks {
+                fork::anew(here, &self.core);
+            }
+            Ok(Entered { door: self, depth: here.depth(), before: before?, _here: PhantomData })
         })
     }
 
@@ -296,7 +299,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         thread::with(|here| {
             assert!(here.depth() == self.depth, "protection domain {} is not the innermost", self.door.core.name);
-            let core = &*self.door.core;
+            let (forks, core) = (fork::passed(), &*self.door.core);
             if core.word().is_wide() || here.depth() > 1 {
                 leave_slowly(here, self.before);
             } else {
@@ -306,6 +309,9 @@ impl Drop for Entered<'_> {
                 keys::load_current(register, here);
             }
             core.end_use();
+            if fork::passed() != forks {
+                fork::anew(here, core);
+            }
         });
     }
 }

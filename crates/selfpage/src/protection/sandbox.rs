@@ -17,7 +17,7 @@ use selfpage_core::linux::{futex, signal};
 use super::fault::Access;
 use super::rights::Rights;
 use super::table::{self, Core};
-use super::{ProtectionDomain, thread};
+use super::{ProtectionDomain, fork, thread};
 use crate::error::{Error, Result};
 use crate::pthread::{self, PROGRAM_STACK_BYTES};
 
@@ -109,6 +109,7 @@ impl ProtectionDomain {
     /// # Errors
     /// No thread is to be had, or the domain cannot be entered ([`ProtectionDomain::enter`]).
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<Ended<T>> {
+        let forks = fork::passed();
         let trial = Arc::new(Trial {
             state: AtomicU32::new(RUNNING),
             addr: AtomicUsize::new(0),
@@ -145,7 +146,7 @@ impl ProtectionDomain {
             let _ = futex::wait(&trial.state, RUNNING, 0);
         }
         if trial.state.load(Ordering::Acquire) == STOPPED {
-            return Ok(Ended::Stopped(self.bury(&trial)));
+            return Ok(Ended::Stopped(self.bury(&trial, forks)));
         }
         let ended = result.lock().unwrap_or_else(PoisonError::into_inner).take();
         match ended.unwrap_or_else(|| crate::die("a thread ended without a result"))? {
@@ -154,12 +155,13 @@ impl ProtectionDomain {
         }
     }
 
-    /// Takes a thread that was stopped out of its domains.
-    fn bury(&self, trial: &Trial) -> Violation {
+    /// Takes a thread that was stopped out of its domains. `forks`: how many had passed when it began.
+    fn bury(&self, trial: &Trial, forks: u32) -> Violation {
         let entered = || trial.entered.iter().map(|core| core.load(Ordering::Relaxed)).take_while(|core| *core != 0);
         let entered: Vec<*const Core> = entered().map(|core| core as *const Core).collect();
         let innermost = entered.last().copied().unwrap_or(ptr::null());
-        super::leave_all(|| entered);
+        // Where a handler of a signal has forked since, the thread is not in the child, and does not count there.
+        super::leave_all(|| if fork::passed() == forks { entered } else { Vec::new() });
         let addr = trial.addr.load(Ordering::Relaxed);
         let access = match trial.access.load(Ordering::Relaxed) {
             access if access == Access::Write as u8 => Access::Write,
