@@ -9,10 +9,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::io::Errno;
+use selfpage_core::linux::thread;
 
 use super::file::File;
 
 const MOUNTS: &str = "/sys/fs/cgroup";
+/// No path is longer, with the zero behind it.
+const PATH_BYTES: usize = 4096;
+/// A group that may have so much has no limit.
+const NO_LIMIT: usize = 1 << 60;
 
 /// What a group has free, of what it may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,39 +76,43 @@ impl<'a> Group<'a> {
         ways.map(move |way| Group { way, ..self })
     }
 
-    /// The path of one of its files, with a zero behind it.
-    fn path(&self, file: &str) -> Result<Vec<u8>, TryReserveError> {
-        let parts = [self.root[0], self.root[1], self.way, "/", file, "\0"];
-        let mut path = Vec::new();
-        path.try_reserve_exact(parts.iter().map(|part| part.len()).sum())?;
-        parts.iter().for_each(|part| path.extend_from_slice(part.as_bytes()));
-        Ok(path)
+    /// Tells `look` the path of one of its files, which nothing is allocated for: the first large block of a process waits for this.
+    fn at<T>(&self, file: &str, look: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
+        let (mut path, mut len) = ([0; PATH_BYTES], 0);
+        for part in [self.root[0], self.root[1], self.way, "/", file, "\0"] {
+            path.get_mut(len..len + part.len())?.copy_from_slice(part.as_bytes());
+            len += part.len();
+        }
+        look(CStr::from_bytes_with_nul(path.get(..len)?).ok()?)
+    }
+
+    fn open(&self, file: &str) -> Asked<File> {
+        self.at(file, |path| open(path).transpose()).transpose()
     }
 
     /// Whether its hierarchy is mounted: where it is not, there is often an empty directory, which each sysfs has.
     fn is_seen(self) -> Result<bool, Unknown> {
-        let path = Group { way: "", ..self }.path("cgroup.procs")?;
-        Ok(CStr::from_bytes_with_nul(&path).map_or(Ok(None), open)?.is_some())
+        Ok(Group { way: "", ..self }.open("cgroup.procs")?.is_some())
     }
 
-    fn text(&self, file: &str) -> Asked<String> {
-        let path = self.path(file)?;
-        CStr::from_bytes_with_nul(&path).map_or(Ok(None), text)
-    }
-
+    /// The least that it may have. `None`: it is not here, or nothing limits it, as the root of version 2.
     fn limit(&self) -> Asked<usize> {
         let mut least = None;
         for name in self.names.limits {
+            let Some(file) = self.open(name)? else { break };
+            let mut text = [0; 32];
+            let Some(len) = read(|bytes| file.read(bytes), &mut text)? else { break };
             // Where there is none, version 2 says "max", and version 1 as much as there are addresses.
-            let limit = self.text(name)?.and_then(|text| text.trim().parse().ok()).filter(|bytes| *bytes < 1 << 60);
-            least = least.into_iter().chain(limit).min();
+            let text = text.get(..len).and_then(|text| str::from_utf8(text).ok());
+            let limit = text.and_then(|text| text.trim().parse().ok()).unwrap_or(NO_LIMIT);
+            least = least.into_iter().chain([limit]).min();
         }
         Ok(least)
     }
 
-    fn room(&self) -> Asked<Room> {
-        let Some(limit_bytes) = self.limit()? else { return Ok(None) };
-        let Some(stat) = self.text("memory.stat")? else { return Ok(None) };
+    fn room(&self, limit_bytes: usize) -> Asked<Room> {
+        let Some(file) = self.open("memory.stat")? else { return Ok(None) };
+        let Some(stat) = text(|bytes| file.read(bytes))? else { return Ok(None) };
         let lines = stat.lines().filter_map(|line| line.split_once(' '));
         let taken = lines.filter(|(name, _)| self.names.taken.contains(name));
         let taken_bytes: usize = taken.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
@@ -111,21 +120,25 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The groups that hold the process's memory; `groups` is what `/proc/thread-self/cgroup` says. Version 2 may be mounted beside version 1.
-fn own<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> {
-    groups.lines().flat_map(move |line| {
-        let (controllers, way) = line.split_once(':').and_then(|(_, rest)| rest.split_once(':')).unwrap_or(("-", ""));
-        let way = way.trim_end_matches('/');
-        let group = |below, names| Some(Group { root: [mounts, below], way, names });
-        let found = if controllers.is_empty() {
-            [group("", SECOND), group("/unified", SECOND)]
-        } else if controllers.split(',').any(|one| one == "memory") {
-            [group("/memory", FIRST), None]
-        } else {
-            [None, None]
-        };
-        found.into_iter().flatten()
-    })
+/// The way to the process's group in the hierarchy whose controllers are meant; `groups` is what `/proc/thread-self/cgroup` says.
+fn way(groups: &str, is_meant: impl Fn(&str) -> bool) -> Option<&str> {
+    let ways = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    ways.filter(|(controllers, _)| is_meant(controllers)).map(|(_, way)| way.trim_end_matches('/')).next()
+}
+
+/// The process's group of version 2, in both places where that may be mounted: it may be beside version 1.
+fn second<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> {
+    let way = way(groups, str::is_empty);
+    way.into_iter()
+        .flat_map(move |way| ["", "/unified"].map(|below| Group { root: [mounts, below], way, names: SECOND }))
+}
+
+/// The group that holds the process's memory, wherever it may be mounted. One hierarchy has the controller of memory: version 2 has not what
+/// version 1 has.
+fn holding<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> {
+    let first = way(groups, |controllers| controllers.split(',').any(|one| one == "memory"));
+    let second = second(mounts, groups).filter(move |_| first.is_none());
+    first.map(|way| Group { root: [mounts, "/memory"], way, names: FIRST }).into_iter().chain(second)
 }
 
 /// Not by the C library: the middle of an allocation is no place to be cancelled at.
@@ -138,18 +151,12 @@ fn open(path: &CStr) -> Asked<File> {
     }
 }
 
-/// A file's text. `None`: there is no such file, or its group is gone. Any other failure tells of no group: the kernel reads such a file into memory
-/// of the group's own, and has none just where the group has used up all.
-fn text(path: &CStr) -> Asked<String> {
-    let Some(file) = open(path)? else { return Ok(None) };
-    let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
+/// How much `read` reads into `bytes`. `None`: its group is gone. Any other failure tells of no group: the kernel reads such a file into
+/// memory of the group's own, and has none just where the group has used up all.
+fn read(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>, bytes: &mut [u8]) -> Asked<usize> {
     loop {
-        match file.read(&mut part) {
-            Ok(0) => return Ok(String::from_utf8(bytes).ok()),
-            Ok(len) => {
-                bytes.try_reserve(len)?;
-                bytes.extend_from_slice(part.get(..len).unwrap_or_default());
-            }
+        match read(bytes) {
+            Ok(len) => return Ok(Some(len)),
             Err(Errno::INTR) => {}
             Err(Errno::NODEV) => return Ok(None),
             Err(Errno::NOMEM) => return Err(Unknown::NoMemory),
@@ -158,23 +165,33 @@ fn text(path: &CStr) -> Asked<String> {
     }
 }
 
-/// Those that the process is in, where it sees what they may have.
-fn groups() -> Result<String, Unknown> {
-    let groups = text(c"/proc/thread-self/cgroup")?.ok_or(Unknown::Unseen)?;
-    let mut seen = false;
-    for group in own(MOUNTS, &groups) {
-        seen |= group.is_seen()?;
+/// All that `reads` reads.
+fn text(reads: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> Asked<String> {
+    let (mut bytes, mut part) = (Vec::new(), [0; 1024]);
+    loop {
+        let Some(len) = read(&reads, &mut part)? else { return Ok(None) };
+        bytes.try_reserve(len)?;
+        bytes.extend_from_slice(part.get(..len).unwrap_or_default());
+        // The kernel has all of such a text ready: it gives less than it is asked for at the end alone.
+        if len < part.len() {
+            return Ok(String::from_utf8(bytes).ok());
+        }
     }
-    if seen { Ok(groups) } else { Err(Unknown::Unseen) }
 }
 
-/// The first thing that `open` finds where the process's group would report pressure.
+/// Those that the process is in. `/proc/self` tells of its first thread, which may have ended; but while that asks itself, it is the shorter way.
+fn groups() -> Result<String, Unknown> {
+    let is_first = thread::id() == std::process::id();
+    let path = if is_first { c"/proc/self/cgroup" } else { c"/proc/thread-self/cgroup" };
+    let file = open(path)?.ok_or(Unknown::Unseen)?;
+    text(|bytes| file.read(bytes))?.ok_or(Unknown::Unseen)
+}
+
+/// The first thing that `open` finds where the process's group would report pressure, as version 2 alone does.
 pub(super) fn find_pressure<T>(open: impl Fn(&Path) -> Option<T>) -> Option<T> {
     let groups = groups().ok()?;
-    own(MOUNTS, &groups).find_map(|group| {
-        let path = group.path("memory.pressure").ok()?;
-        open(Path::new(OsStr::from_bytes(path.strip_suffix(b"\0")?)))
-    })
+    second(MOUNTS, &groups)
+        .find_map(|group| group.at("memory.pressure", |path| open(Path::new(OsStr::from_bytes(path.to_bytes())))))
 }
 
 /// The least that any of the process's groups may have, those around them included. `None`: none has a limit.
@@ -187,9 +204,10 @@ pub(super) fn limit() -> Asked<usize> {
 
 fn limit_in(mounts: &str, groups: &str) -> Asked<usize> {
     let mut least = None;
-    for group in own(mounts, groups).flat_map(Group::and_around) {
-        least = least.into_iter().chain(group.limit()?).min();
-    }
+    each_limit_in(mounts, groups, |_, limit_bytes| {
+        least = least.into_iter().chain([limit_bytes]).min();
+        Ok(())
+    })?;
     Ok(least)
 }
 
@@ -202,10 +220,33 @@ pub(super) fn each_room(see: impl FnMut(Room)) -> Result<(), Unknown> {
 }
 
 fn each_room_in(mounts: &str, groups: &str, mut see: impl FnMut(Room)) -> Result<(), Unknown> {
-    for group in own(mounts, groups).flat_map(Group::and_around) {
-        group.room()?.into_iter().for_each(&mut see);
+    each_limit_in(mounts, groups, |group, limit_bytes| {
+        group.room(limit_bytes)?.into_iter().for_each(&mut see);
+        Ok(())
+    })
+}
+
+/// Tells `see` of each that has a limit, and of that. A mounted hierarchy is known by a file that tells of one; it is looked for where no group
+/// has such a file.
+fn each_limit_in<'a>(
+    mounts: &'a str,
+    groups: &'a str,
+    mut see: impl FnMut(Group<'a>, usize) -> Result<(), Unknown>,
+) -> Result<(), Unknown> {
+    for own in holding(mounts, groups) {
+        let mut told = false;
+        for group in own.and_around() {
+            let limit = group.limit()?;
+            told |= limit.is_some();
+            if let Some(limit_bytes) = limit.filter(|bytes| *bytes < NO_LIMIT) {
+                see(group, limit_bytes)?;
+            }
+        }
+        if told || own.is_seen()? {
+            return Ok(());
+        }
     }
-    Ok(())
+    Err(Unknown::Unseen)
 }
 
 #[cfg(test)]
@@ -236,6 +277,7 @@ mod tests {
     fn the_fullest_group_counts_of_those_around_the_process() {
         let mounts = tempfile::tempdir().unwrap();
         let stat = "anon 9999\nfile 5000\nactive_anon 300\ninactive_anon 60\nunevictable 40\n";
+        group(mounts.path(), "", &[("cgroup.procs", "")]);
         group(mounts.path(), "a", &[("memory.max", "1000\n"), ("memory.high", "900\n"), ("memory.stat", stat)]);
         group(mounts.path(), "a/b", &[("memory.max", "max\n"), ("memory.high", "600\n"), ("memory.stat", stat)]);
         group(mounts.path(), "a/b/c", &[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.stat", stat)]);
@@ -249,28 +291,59 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_are_looked_at() {
+    fn the_version_is_looked_at_that_has_the_controller_of_memory() {
         let mounts = tempfile::tempdir().unwrap();
         let stat = "active_anon 1\ntotal_active_anon 30\ntotal_inactive_anon 20\ntotal_unevictable 0\n";
         group(mounts.path(), "memory", &[("memory.limit_in_bytes", "9223372036854771712\n"), ("memory.stat", stat)]);
         group(mounts.path(), "memory/x", &[("memory.limit_in_bytes", "80\n"), ("memory.stat", stat)]);
-        let groups = "4:memory,hugetlb:/x\n3:cpu:/\n0::/y\n";
-        assert_eq!(fullest(mounts.path(), groups), Some((80, 30)));
         group(mounts.path(), "unified/y", &[("memory.max", "70"), ("memory.stat", "active_anon 90\n")]);
-        assert_eq!(fullest(mounts.path(), groups), Some((70, 0)));
-        assert_eq!(limit_in(mounts.path(), "4:memory,hugetlb:/x\n"), Some(80));
+        let groups = "4:memory,hugetlb:/x\n3:cpu:/\n0::/y\n";
+        assert_eq!((fullest(mounts.path(), groups), limit_in(mounts.path(), groups)), (Some((80, 30)), Some(80)));
+        let groups = "3:cpu:/\n0::/y\n";
+        assert_eq!((fullest(mounts.path(), groups), limit_in(mounts.path(), groups)), (Some((70, 0)), Some(70)));
+    }
+
+    #[test]
+    fn a_hierarchy_without_limits_is_told_from_one_that_is_not_mounted() {
+        let mounts = tempfile::tempdir().unwrap();
+        let limit_in = |groups| super::limit_in(mounts.path().to_str().unwrap(), groups);
+        for groups in ["4:memory:/x\n0::/y\n", "0::/y\n", "3:cpu:/\n", ""] {
+            assert_eq!(limit_in(groups), Err(Unknown::Unseen), "{groups}");
+        }
+        group(mounts.path(), "unified", &[("cgroup.procs", "")]);
+        assert_eq!(limit_in("0::/y\n"), Ok(None));
+        // What holds no memory tells nothing of it.
+        assert_eq!(limit_in("4:memory:/x\n0::/y\n"), Err(Unknown::Unseen));
+        group(mounts.path(), "memory", &[("cgroup.procs", "")]);
+        assert_eq!(limit_in("4:memory:/x\n0::/y\n"), Ok(None));
     }
 
     #[test]
     fn what_opens_and_cannot_be_read_tells_of_no_group() {
+        let told = |error| text(|_| Err(error));
+        assert_eq!(told(Errno::NOMEM), Err(Unknown::NoMemory));
+        assert_eq!(told(Errno::IO), Err(Unknown::Unseen));
+        assert_eq!(told(Errno::NODEV), Ok(None), "a group that is gone");
         // A directory opens.
         for (file, unreadable) in [("memory.stat", "memory.max"), ("memory.max", "memory.stat")] {
             let mounts = tempfile::tempdir().unwrap();
-            group(mounts.path(), "a", &[(file, "9000\n")]);
+            group(mounts.path(), "a", &[("cgroup.procs", ""), (file, "9000\n")]);
             fs::create_dir(mounts.path().join("a").join(unreadable)).unwrap();
             let mut rooms = 0;
             let seen = each_room_in(mounts.path().to_str().unwrap(), "0::/a\n", |_| rooms += 1);
             assert_eq!((seen, rooms), (Err(Unknown::Unseen), 0), "{unreadable}");
+        }
+    }
+
+    #[test]
+    fn a_text_is_read_to_its_end() {
+        for len in [0, 1, 1023, 1024, 1025, 5000] {
+            let mounts = tempfile::tempdir().unwrap();
+            let path = mounts.path().join("text");
+            fs::write(&path, "x".repeat(len)).unwrap();
+            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+            let file = open(&path).unwrap().unwrap();
+            assert_eq!(text(|bytes| file.read(bytes)), Ok(Some("x".repeat(len))));
         }
     }
 }
