@@ -68,6 +68,9 @@ pub(super) fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Giv
     settle(pages);
     if given.absent_bytes > 0 && len_bytes <= POPULATED_BYTES {
         frames::populate(given.absent, given.absent_bytes);
+        if given.absent + given.absent_bytes > given.addr + len_bytes {
+            PAGES.take().drop_again(given.absent, given.absent_bytes);
+        }
     }
     Some(given)
 }

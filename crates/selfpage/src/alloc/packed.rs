@@ -5,9 +5,10 @@
 //! their class without another look at the kernel, and can be dropped like all that is kept.
 
 use super::class;
+use super::frames;
 use super::pages::{Given, Pages};
 use super::reservation::{Chunk, Reservation};
-use super::slot::{Slot, SlotId};
+use super::slot::{Holder, Slot, SlotId};
 
 impl Pages {
     /// Allocates in a packed slot that lacks frames, or in the first of some more. `None`: the block is none for packed slots, or too
@@ -49,5 +50,81 @@ impl Pages {
         self.retention.begun_bytes -= bytes;
         self.counts.cold_bytes += bytes as u64;
         Some(chunk)
+    }
+
+    /// What was begun has got its frames without the lock. Meanwhile others may have dropped some of its slots, before those came: what no slot counts
+    /// goes again.
+    #[cold]
+    pub(super) fn drop_again(&mut self, addr: usize, len_bytes: usize) {
+        let Some((reservation, _)) = self.ready() else { return };
+        let mut next = addr;
+        while next < addr + len_bytes
+            && let Some(id) = reservation.find(next)
+        {
+            let (slot, start, room) = (reservation.slot(id), reservation.addr(id), Reservation::room(id.rank()));
+            // Who is at one may have dropped it already.
+            let from = if slot.holder == Holder::Worker { 0 } else { slot.framed_bytes };
+            if from < room {
+                // SAFETY: slot-held: behind a block, or in a free slot, and nobody needs what is there.
+                unsafe { frames::drop_frames(start + from, room - from) };
+            }
+            next = start + room;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use selfpage_core::addr::PAGE_BYTES;
+    use selfpage_core::linux::memory;
+
+    use super::*;
+    use crate::child;
+
+    const LEN: usize = 64 << 10;
+
+    /// The first block that begins a huge page of others.
+    fn beginner(pages: &mut Pages) -> Given {
+        while pages.retention.spare_bytes == 0 {
+            pages.allocate(LEN, 1).unwrap();
+        }
+        pages.allocate(LEN, 1).unwrap();
+        loop {
+            let given = pages.allocate(LEN, 1).unwrap();
+            if given.absent_bytes > LEN {
+                return given;
+            }
+        }
+    }
+
+    fn resident_bytes(addr: usize, len_bytes: usize) -> usize {
+        let mut pages = vec![0; len_bytes / PAGE_BYTES];
+        memory::residency(addr, &mut pages).unwrap();
+        pages.iter().filter(|page| **page & 1 == 1).count() * PAGE_BYTES
+    }
+
+    #[test]
+    fn what_others_drop_before_it_has_come_is_not_there_for_nobody() {
+        // Alone: while a fork waits nothing is dropped.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            let given = beginner(&mut pages);
+            let begun = given.absent_bytes;
+            // Another thread drops all that is spare, and is not through with the last.
+            let mut last = None;
+            while pages.retention.spare_bytes > 0 {
+                let surplus = pages.surplus(usize::MAX).unwrap();
+                // SAFETY: slot-held: a free slot, which is ours until `dropped`.
+                assert!(unsafe { frames::drop_frames(surplus.addr, surplus.len_bytes) });
+                if let Some(before) = last.replace(surplus) {
+                    pages.dropped(before, true);
+                }
+            }
+            frames::populate(given.absent, begun);
+            assert_eq!(resident_bytes(given.absent, begun), begun);
+            pages.drop_again(given.absent, begun);
+            assert_eq!(resident_bytes(given.absent, begun), LEN, "the block's own");
+            pages.dropped(last.unwrap(), true);
+        });
     }
 }
