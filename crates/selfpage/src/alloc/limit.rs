@@ -102,7 +102,7 @@ pub fn make_room(bytes: usize) {
         if limit_bytes == usize::MAX || kept_bytes == 0 {
             return;
         }
-        let excess = (anonymous_bytes() + bytes).saturating_sub(limit_bytes - left_bytes(limit_bytes));
+        let excess = anonymous_bytes().saturating_add(bytes).saturating_sub(limit_bytes - left_bytes(limit_bytes));
         // Not all that counts as kept has frames: then more of it has to go.
         let keep_bytes = kept_bytes.saturating_sub(excess);
         if excess == 0 || block::give_back(keep_bytes, frames::drop_frames, Patience::Leaves) == 0 {
@@ -190,6 +190,20 @@ mod tests {
             look();
             takes(64 << 20);
             assert!(!is_due());
+        });
+    }
+
+    #[test]
+    fn more_than_there_are_addresses_gives_back_all_that_is_kept() {
+        fork::register();
+        child::forked(|| {
+            let block = block::allocate(8 << 20, 1).unwrap();
+            // SAFETY: slot-held: ours, and gone afterwards.
+            unsafe { block::free(block) };
+            PAGES.take().retention.limit_bytes = 1 << 40;
+            assert!(block::stats().retained_bytes > block::stats().live_bytes);
+            make_room(usize::MAX);
+            assert_eq!(block::stats().retained_bytes, block::stats().live_bytes);
         });
     }
 
