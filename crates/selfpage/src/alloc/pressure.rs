@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::block::Severity;
 use super::cgroup;
@@ -65,9 +66,12 @@ impl Watch {
     fn open(path: &Path, write: Option<&[u8]>) -> Option<Watch> {
         let kind = fs::metadata(path).ok()?.file_type();
         if kind.is_socket() {
-            let mut socket = UnixStream::connect(path).ok()?;
+            // Nor does it wait here: who listens may serve nobody, and have as many in front of him as may be.
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+            net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+            let mut socket = UnixStream::from(socket);
             socket.write_all(write.unwrap_or_default()).ok()?;
-            socket.set_nonblocking(true).ok()?;
             return Some(Watch::On(socket.into(), PollFlags::IN));
         }
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
@@ -205,6 +209,18 @@ mod tests {
         drop(manager);
         assert!(watch.wait(Duration::from_secs(60)));
         assert!(!watch.reports());
+    }
+
+    #[test]
+    fn a_socket_that_nobody_serves_keeps_nobody_waiting() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pressure");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        net::listen(&listener, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let (tells, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tells.send(Watch::open(&path, Some(TRIGGER)).is_none()));
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(true));
     }
 
     #[test]
