@@ -340,6 +340,9 @@ impl BackingStore for FileStore {
     }
 
     fn check_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        if self.bloks.me().is_none() {
+            return Err(self.ancestors());
+        }
         let file = self.reopened(table_of)?;
         // What cannot be told is left to the fork. The last is the last to be given out, so few are looked at while there are few.
         let is_free = |member: u32| !matches!(is_locked(file.borrow(), LOCKS_FROM + u64::from(member)), Ok(true));

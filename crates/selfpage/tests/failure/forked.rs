@@ -259,13 +259,15 @@ fn a_child_without_the_regions_does_not_keep_their_store_from_others() {
 fn a_child_without_the_regions_is_told_that_their_store_is_none_for_its_own() {
     in_child(here!(), "", || {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let store = Arc::new(file_store());
+        let [store, unused] = [(); 2].map(|()| Arc::new(file_store()));
         let _region = numbered(&domain, Trap::Worker, store.clone());
         let _other = numbered(&domain, Trap::Worker, not_for_children());
         forked(|| {
             let own = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let why = own.region(PAGE).stored_in(store.clone()).expect_err("it is the parent's").to_string();
-            assert!(why.contains("an ancestor's") && why.contains("one of its own"), "{why}");
+            let before_forks = [store, unused].map(|store| store.check_fork(0).unwrap_err().to_string());
+            let is_told = |why: &String| why.contains("an ancestor's") && why.contains("one of its own");
+            assert!(is_told(&why) && before_forks.iter().all(is_told), "{why}, and {before_forks:?}");
         });
     })
     .well();
