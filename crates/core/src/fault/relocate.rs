@@ -33,6 +33,8 @@ pub enum Unmoved {
     Apart,
     /// What the page held was given up: an access to it is to be refused, and not to find zeros at its new place.
     GivenUp,
+    /// The same of the new page. What came there would be given up with it, or look as if it were.
+    Closed,
     /// The machine would not unmap the page, or a clone needs one of the two and cannot have it.
     Failed(Failure),
     /// The image of a snapshot needs one of the two pages first: as for [`super::range::Undone::AwaitCut`].
@@ -70,7 +72,7 @@ pub fn relocate(domain: &DomainState, context: Context, from: PageRange, to: Pag
     Ok(())
 }
 
-/// Waits until nobody is at `page`.
+/// Waits until nobody is at `page`, which contents are to come to.
 fn make_way(domain: &DomainState, page: PageNo) -> Result<(), Unmoved> {
     let outcome = settle_step(domain, page, |region| {
         let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
@@ -78,9 +80,14 @@ fn make_way(domain: &DomainState, page: PageNo) -> Result<(), Unmoved> {
         if seen.state() == State::Busy || seen.in_save() {
             return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
         }
-        Step::Done(Outcome::Resolved)
+        let closed = region.given_up.contains(region.index(page));
+        Step::Done(if closed { Outcome::Protected } else { Outcome::Resolved })
     });
-    if outcome == Outcome::NotOurs { Err(Unmoved::Apart) } else { Ok(()) }
+    match outcome {
+        Outcome::NotOurs => Err(Unmoved::Apart),
+        Outcome::Protected => Err(Unmoved::Closed),
+        _ => Ok(()),
+    }
 }
 
 /// Where contents come from, and where they go.
@@ -159,7 +166,8 @@ impl Way<'_> {
     }
 
     /// Claims a page and its new place: nobody finds that empty before the contents come. What the two were; `None`: look
-    /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place, [`Outcome::Protected`]: the old one is given up.
+    /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place, or it was given up, [`Outcome::Protected`]: the
+    /// old one was.
     fn claim(&self, context: Context, page: PageNo) -> Result<Option<(Word, Word)>, Step> {
         let (domain, there) = (self.domain, self.there(page));
         let (Some(word), Some(word_there)) = (self.from.word(page), self.to.word(there)) else {
@@ -193,6 +201,10 @@ impl Way<'_> {
         if self.from.given_up.contains(self.from.index(page)) {
             self.put_back(page, seen, seen_there);
             return Err(Step::Done(Outcome::Protected));
+        }
+        if self.to.given_up.contains(self.to.index(there)) {
+            self.put_back(page, seen, seen_there);
+            return Err(Step::Done(Outcome::Retry));
         }
         self.from.disarm(page);
         self.to.disarm(there);

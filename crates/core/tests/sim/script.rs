@@ -340,6 +340,32 @@ fn what_is_given_up_does_not_move() {
     });
 }
 
+/// Nor does anything move to what is given up: who finds its mark there knows that contents are gone.
+#[test]
+fn nothing_moves_to_what_is_given_up() {
+    on_stage(0, |stage| {
+        let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
+        let at = |step| Stage { page: stage.page.plus(step), ..stage };
+        for (step, value) in (0..3).zip(1..) {
+            at(step).write(value);
+        }
+        at(1).evict();
+        let relocate = |step, count, to| {
+            let from = PageRange { first: at(step).page, count };
+            relocate::relocate(domain, Context::Normal, from, at(to).page)
+        };
+        stage.region.given_up.insert(at(5).index());
+        assert_eq!(relocate(0, 3, 4), Err((at(1).page, Unmoved::Closed)));
+        assert_eq!(relocate(2, 1, 5), Err((at(2).page, Unmoved::Closed)));
+        assert_eq!([4, 5, 6].map(|step| mmu.read(at(step).page)), [Some([1, 0]), None, None]);
+        assert_eq!((at(1).word().0, mmu.read(at(2).page)), (State::Absent, Some([3, 0])));
+        stage.region.given_up.remove(at(5).index());
+        assert_eq!(relocate(1, 2, 5), Ok(()));
+        assert_eq!(mmu.read(at(6).page), Some([3, 0]));
+        mmu.check();
+    });
+}
+
 /// A clone's cut, which comes in the middle of an image, arms a page that was written to since, and went: it looks as it did when the
 /// image still needed it.
 #[test]

@@ -386,7 +386,9 @@ impl Program {
                     world.judge(page, failure);
                     return page;
                 }
-                Unmoved::Apart | Unmoved::GivenUp => panic!("{page:?}: all have one store, and none is given up"),
+                Unmoved::Apart | Unmoved::GivenUp | Unmoved::Closed => {
+                    panic!("{page:?}: all have one store, and none is given up")
+                }
             }
         }
         from.end()

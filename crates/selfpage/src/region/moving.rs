@@ -34,7 +34,8 @@ impl Region {
     /// frames go along, and what is in the store stays where it is there. Each old page is as one that was never touched from the moment on
     /// in which its contents leave: what others write there since then stays. A page in core that the kernel holds, that is writable and executable,
     /// or that has a protection key, is copied: of such a page goes what others write between its copy and the moment in which it is dropped. Every
-    /// page of other regions is copied too, and left in the old place as garbage.
+    /// page of other regions is copied too, and left in the old place as garbage. What has come to the new place and is given up there, for an access
+    /// that is refused before all has moved, is lost as it would be after the move.
     ///
     /// # Errors
     /// A range is not in its region, or does not begin and end with a page; the two meet; what an old page held was given up to refuse an
@@ -79,6 +80,11 @@ impl Region {
                 }
                 // SAFETY: region-contents: passed on from our caller.
                 Err((page, Unmoved::Apart)) => unsafe { copy(page, place_of(page), from.end().0 - page.0) },
+                Err((page, Unmoved::Closed)) => {
+                    // Since the way was cleared, and before its contents came.
+                    to.bound.begin_anew(to.inner(), PageRange { first: place_of(page), count: 1 });
+                    page
+                }
                 Err((page, Unmoved::GivenUp)) => {
                     // Since the look above.
                     let moved = PageRange { count: page.0 - from.first.0, ..new };
@@ -102,8 +108,6 @@ impl Region {
                 }
             };
         }
-        // What was given up there meanwhile has contents now.
-        to.bound.begin_anew(to.inner(), new);
         Ok(())
     }
 
@@ -193,6 +197,11 @@ impl Region {
             let rest = PageRange { first: at, count: from.end().0 - at.0 };
             let (next, stays) = match self.inner().relocate(rest, place_of(at)) {
                 Ok(next) => (next, false),
+                Err((page, Unmoved::Closed)) => {
+                    // It held nothing then.
+                    old.bound.begin_anew(old.inner(), PageRange { first: place_of(page), count: 1 });
+                    (page, false)
+                }
                 Err((page, Unmoved::GivenUp)) => {
                     // Nobody is to find zeros where it was, either.
                     let why =
@@ -259,8 +268,15 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use selfpage_core::addr::PageBytes;
+
     use super::*;
     use crate::domain::Domain;
+    use crate::pager::UserPager;
+    use crate::region::Bound;
 
     /// Moves four pages on and back; `meanwhile` is done in between. Which of them can be had.
     fn moved_and_back(meanwhile: impl FnOnce(&Region, PageNo)) -> [bool; 4] {
@@ -289,5 +305,50 @@ mod tests {
             region.bound.give_up_since(region.inner(), first.plus(2), format_args!("this is a test"));
         };
         assert_eq!(moved_and_back(give_up), [true, true, false, true]);
+    }
+
+    /// So was one to the old place, where what comes back is wanted.
+    #[test]
+    fn what_was_given_up_where_contents_had_been_does_not_keep_them_from_coming_back() {
+        let give_up = |region: &Region, first: PageNo| {
+            let old = PageNo(first.0 - 2);
+            region.bound.give_up_since(region.inner(), old, format_args!("this is a test"));
+        };
+        assert_eq!(moved_and_back(give_up), [true; 4]);
+    }
+
+    /// An access to a page that has come is refused while the one in the middle is filled.
+    struct GivesUp(Mutex<Option<(Arc<Bound>, Arc<Inner>)>>);
+
+    impl UserPager for GivesUp {
+        fn fill(&self, index: u64, _: &mut PageBytes) -> io::Result<()> {
+            if index == 3
+                && let Some((bound, inner)) = self.0.lock().unwrap().take()
+            {
+                let core = bound.core();
+                let is_there = core.residency().get(1).is_some_and(|byte| byte.load(Ordering::Relaxed) == 1);
+                let came = core.range.first.plus(if is_there { 1 } else { 5 });
+                bound.give_up_since(&inner, came, format_args!("this is a test"));
+            }
+            Ok(())
+        }
+
+        fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// In whichever order they are copied: the first and the last may be met at both ends of that.
+    #[test]
+    fn what_is_given_up_once_it_has_come_is_known_to_be() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let pager = Arc::new(GivesUp(Mutex::default()));
+        let [old, new] = [domain.region(7 * PAGE_BYTES).user(pager.clone()), domain.region(7 * PAGE_BYTES).zero()];
+        let (old, new) = (old.unwrap(), new.unwrap());
+        *pager.0.lock().unwrap() = Some((new.bound.clone(), domain.life().inner.clone()));
+        // SAFETY: region-contents: nobody holds a reference into either, and both may be read and written.
+        unsafe { old.move_contents(0, 7 * PAGE_BYTES, &new, 0) }.unwrap();
+        let lost = |page: &usize| new.pin(page * PAGE_BYTES, PAGE_BYTES).is_err_and(|why| why.kind() == Kind::Lost);
+        assert_eq!((0..7).filter(lost).count(), 1);
     }
 }
