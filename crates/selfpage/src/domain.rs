@@ -57,7 +57,7 @@ mod locks;
 mod regions;
 
 pub(crate) use child::{Open, Part};
-pub(crate) use regions::{Regions, region_at};
+pub(crate) use regions::Regions;
 
 pub(crate) const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;

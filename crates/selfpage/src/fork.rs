@@ -133,7 +133,7 @@ pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
 }
 
 /// Calls `each` with all regions of all domains.
-pub(crate) fn each_region(each: impl Fn(&Bound)) {
+pub(crate) fn each_region(mut each: impl FnMut(&Bound)) {
     let domains = undisturbed::lock(&DOMAINS);
     domains.iter().filter_map(Weak::upgrade).for_each(|domain| domain.regions().values().for_each(|bound| each(bound)));
 }

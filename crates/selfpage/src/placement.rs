@@ -11,10 +11,9 @@ use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Place};
 
-use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
-use crate::maps;
-use crate::region::Builder;
+use crate::region::{Bound, Builder};
+use crate::{fork, maps};
 
 /// Addresses that every x86-64 machine gives to programs.
 const SPACE: Range<usize> = 0x1_0000..0x7fff_ffff_f000;
@@ -32,8 +31,8 @@ pub(crate) enum Placement {
 }
 
 impl Builder<'_> {
-    /// At this address, the first of a page. The region is not made where something is there already, or the place is another region's of the
-    /// domain, of which the program has unmapped that part.
+    /// At this address, the first of a page. The region is not made where something is there already, or the place is another region's, of
+    /// which the program has unmapped that part.
     pub fn at(mut self, addr: usize) -> Self {
         self.placement = Placement::At(addr);
         self
@@ -48,31 +47,46 @@ impl Builder<'_> {
     }
 }
 
-/// Reserves fresh anonymous memory there. Returns its address.
-pub(crate) fn reserve(inner: &Inner, placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
+/// Reserves fresh anonymous memory there, in no region of any domain of which the program has unmapped a part. Returns its address.
+pub(crate) fn reserve(placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
     match placement {
-        Placement::Anywhere => {
-            reserve_anywhere(inner, len_bytes).map_err(|errno| Error::system("reserve", object, errno))
-        }
+        Placement::Anywhere => reserve_anywhere(len_bytes).map_err(|errno| Error::system("reserve", object, errno)),
         Placement::At(addr) => reserve_at(addr, len_bytes, object),
         Placement::FarFromAll => reserve_far(len_bytes, object),
     }
 }
 
-/// Where the kernel likes, but in no region of the domain's, of which the program has unmapped a part.
-fn reserve_anywhere(inner: &Inner, len_bytes: usize) -> std::result::Result<usize, Errno> {
+/// What `of` says of the region, of whichever domain, that has a part of these addresses, whether the program has unmapped that or not. What we
+/// registered there would be taken for the region's own, and go with it.
+fn of_region_at<T>(addresses: &Range<usize>, of: impl Fn(&Bound) -> T) -> Option<T> {
+    let mut found = None;
+    fork::each_region(|bound| {
+        let all = bound.addresses();
+        if all.start < addresses.end && addresses.start < all.end {
+            found = Some(of(bound));
+        }
+    });
+    found
+}
+
+/// The same where the kernel likes.
+///
+/// # Errors
+/// There is no other place than in such regions.
+pub(crate) fn reserve_anywhere(len_bytes: usize) -> std::result::Result<usize, Errno> {
     // Access comes later: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
     // SAFETY: owned-range: a fresh mapping.
     let map = |len_bytes| unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) };
-    let unmap = |from: usize, to: usize| {
-        // SAFETY: owned-range: of a mapping that was just made, and that nobody has.
-        let _ = unsafe { memory::unmap(from, to - from) };
-    };
-    let region_bytes = |start| inner.region_bytes_at(&(start..start + len_bytes));
+    let region_bytes = |start| of_region_at(&(start..start + len_bytes), |bound| bound.addresses().len());
     let found = map(len_bytes)?;
     let Some(mut more_bytes) = region_bytes(found) else { return Ok(found) };
     // One that is longer by that region reaches out of it, at one of its ends; there may be another region.
-    while let Ok(start) = map(len_bytes.saturating_add(more_bytes)) {
+    loop {
+        let longer = map(len_bytes.saturating_add(more_bytes));
+        let Ok(start) = longer else {
+            unmap(found, found + len_bytes);
+            return longer;
+        };
         let end = start + len_bytes + more_bytes;
         if let Some(place) = [start, end - len_bytes].into_iter().find(|place| region_bytes(*place).is_none()) {
             unmap(found, found + len_bytes);
@@ -83,8 +97,11 @@ fn reserve_anywhere(inner: &Inner, len_bytes: usize) -> std::result::Result<usiz
         unmap(start, end);
         more_bytes = more_bytes.saturating_mul(2);
     }
-    // Whoever adds it to the domain says why it cannot be there.
-    Ok(found)
+}
+
+fn unmap(from: usize, to: usize) {
+    // SAFETY: owned-range: of a mapping that was just made, and that nobody has.
+    let _ = unsafe { memory::unmap(from, to - from) };
 }
 
 fn reserve_at(addr: usize, len_bytes: usize, object: &str) -> Result<usize> {
@@ -99,7 +116,16 @@ fn reserve_at(addr: usize, len_bytes: usize, object: &str) -> Result<usize> {
     }
     // SAFETY: owned-range: nothing that exists is replaced.
     match unsafe { memory::map_anonymous(Place::Free(addr), len_bytes, Access::None) } {
-        Ok(start) => Ok(start),
+        Ok(start) => {
+            let end = start + len_bytes;
+            let Some(other) = of_region_at(&(start..end), |bound| bound.name.clone()) else { return Ok(start) };
+            unmap(start, end);
+            let cause = format!(
+                "it would lie in region {other}, of which the program has unmapped that part: drop that region first, or choose another \
+                 address"
+            );
+            Err(Error::new(Kind::Invalid, "reserve", object(), cause))
+        }
         Err(Errno::EXIST) => Err(Error::new(Kind::Invalid, "reserve", object(), occupied(addr, len_bytes))),
         Err(errno) => Err(Error::system("reserve", object(), errno)),
     }
@@ -117,7 +143,8 @@ fn occupied(addr: usize, len_bytes: usize) -> String {
 
 fn reserve_far(len_bytes: usize, object: &str) -> Result<usize> {
     let all = maps::of_this_process().map_err(|why| why.for_a(object))?;
-    let taken: Vec<_> = all.into_iter().map(|mapping| mapping.range).collect();
+    let mut taken: Vec<_> = all.into_iter().map(|mapping| mapping.range).collect();
+    fork::each_region(|bound| taken.push(bound.addresses()));
     for _ in 0..TRIES {
         let Some(start) = choose(len_bytes, &taken, random()?) else { continue };
         // SAFETY: owned-range: nothing that exists is replaced.

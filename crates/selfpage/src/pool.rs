@@ -15,6 +15,7 @@ use selfpage_core::linux::uffd::{Modes, Uffd};
 
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::placement;
 use crate::residence::{Residence, Swapping};
 
 /// The slots of a domain's frames.
@@ -33,9 +34,7 @@ impl FramePool {
     pub(crate) fn reserve(frames: u32) -> Result<FramePool> {
         let len_bytes = frames as usize * PAGE_BYTES;
         let wider = len_bytes + HUGE_PAGE_BYTES;
-        // SAFETY: owned-range: a fresh mapping.
-        let reserved = unsafe { memory::map_anonymous(Place::Anywhere, wider, Access::None) }
-            .map_err(|errno| failure(frames, "reserve", errno))?;
+        let reserved = placement::reserve_anywhere(wider).map_err(|errno| failure(frames, "reserve", errno))?;
         let start = reserved.next_multiple_of(HUGE_PAGE_BYTES);
         let (front, behind) = (start - reserved, start + len_bytes);
         for (addr, len_bytes) in [(reserved, front), (behind, HUGE_PAGE_BYTES - front)] {

@@ -13,22 +13,9 @@ use crate::undisturbed::{self, Locked};
 /// A domain's regions, held. Meanwhile the gate may be closed: a handler of a signal that met it would wait for its own thread.
 pub(crate) type Regions<'a> = Locked<'a, BTreeMap<u64, Arc<Bound>>>;
 
-/// The region that has a part of these addresses, whether the program has unmapped that or not.
-pub(crate) fn region_at<'a>(
-    regions: &'a BTreeMap<u64, Arc<Bound>>,
-    addresses: &Range<usize>,
-) -> Option<&'a Arc<Bound>> {
-    regions.values().find(|bound| bound.start() < addresses.end && addresses.start < bound.addresses().end)
-}
-
 impl Inner {
     pub(crate) fn regions(&self) -> Regions<'_> {
         undisturbed::lock(&self.regions)
-    }
-
-    /// How long the region is that has a part of these addresses.
-    pub(crate) fn region_bytes_at(&self, addresses: &Range<usize>) -> Option<usize> {
-        region_at(&self.regions(), addresses).map(|bound| bound.addresses().len())
     }
 
     /// Whether a page is in none of the regions; no while the gate is closed, and it cannot be told.

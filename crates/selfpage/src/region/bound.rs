@@ -1,7 +1,6 @@
 //! A region with all that it stands on, from its making to its end.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
@@ -29,7 +28,7 @@ use super::{ADDRESS, Builder, Joined, Lent, Means, Region};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
-use crate::domain::{Inner, Life, MOST_REGIONS, region_at, threads};
+use crate::domain::{Inner, Life, MOST_REGIONS, threads};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
@@ -109,7 +108,7 @@ impl Bound {
         let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 7 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
-        let start = placement::reserve(inner, builder.placement, len_bytes, &object())?;
+        let start = placement::reserve(builder.placement, len_bytes, &object())?;
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
@@ -177,7 +176,7 @@ impl Bound {
         // Before it can be found: an access by an old address would fail, and its page with it.
         inner.has_descriptors(&self, &known)?;
         inner.share_descriptors(&self, &numbers)?;
-        self.show(inner, &regions, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
+        self.show(inner, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
         regions.insert(self.region.range.first.0, self.clone());
         // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
         inner.hide_descriptors_of(&self, &numbers);
@@ -186,7 +185,7 @@ impl Bound {
     }
 
     /// Lets the program access it, and faults find it.
-    fn show(&self, inner: &Inner, regions: &BTreeMap<u64, Arc<Bound>>, reserved: memory::Access) -> Result<()> {
+    fn show(&self, inner: &Inner, reserved: memory::Access) -> Result<()> {
         // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here. And not
         // before it is registered: an access by an old address would find zeros.
         // SAFETY: owned-range: nobody has its addresses yet.
@@ -196,23 +195,10 @@ impl Bound {
         if unsafe { inner.state().regions.insert(&raw const *self.region) } {
             return Ok(());
         }
-        let (kind, cause) = match region_at(regions, &self.addresses()) {
-            Some(other) => (
-                Kind::Invalid,
-                format!(
-                    "it would lie in region {}, of which the program has unmapped that part: drop that region first, or choose \
-                     another address",
-                    other.name
-                ),
-            ),
-            None => (
-                Kind::OutOfSpace,
-                format!(
-                    "the domain has {MOST_REGIONS} regions, and no more can be: drop one, make fewer and larger ones, or another domain"
-                ),
-            ),
-        };
-        Err(Error::new(kind, "add", format!("region {}", self.name), cause))
+        let cause = format!(
+            "the domain has {MOST_REGIONS} regions, and no more can be: drop one, make fewer and larger ones, or another domain"
+        );
+        Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause))
     }
 
     /// Has faults of a part of the region go to its userfaultfd.

@@ -1,12 +1,13 @@
 //! Addresses: a region comes at those of one that is gone, and leaves its own to whatever the program maps there.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, FileAccess, Kind, Sampling};
+use selfpage::{Domain, FileAccess, Kind, Locking, Region, Sampling};
 
-use crate::scenario::{PAGE, here, in_child};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
 use crate::skip::skip;
 
 const PAGES: usize = 16;
@@ -89,18 +90,73 @@ fn what_the_program_maps_where_a_region_was_outlives_its_snapshots_and_samples()
     .well();
 }
 
-/// The kernel has room in a hole of a region's, and the domain has not.
+/// Unmaps a part of a region, which nobody uses. Its addresses.
+fn unmap(region: &Region, pages: Range<usize>) -> Range<usize> {
+    let at = region.as_ptr().wrapping_add(pages.start * PAGE);
+    // SAFETY: test: nobody uses that part.
+    assert_eq!(unsafe { libc::munmap(at.cast(), pages.len() * PAGE) }, 0);
+    at.addr()..at.addr() + pages.len() * PAGE
+}
+
+/// The kernel has room in a hole of a region's, and no domain has.
 #[test]
-fn a_region_in_a_hole_of_another_of_its_domain_is_told_why_it_cannot_be() {
+fn a_region_in_a_hole_of_another_is_told_why_it_cannot_be() {
     in_child(here!(), "", || {
+        let domains = [(); 2].map(|()| Domain::with_frames(PAGES * PAGE).build().unwrap());
+        let big = domains[0].region(4 * PAGES * PAGE).name("big").zero().unwrap();
+        let hole = unmap(&big, PAGES..2 * PAGES);
+        for domain in &domains {
+            let error = domain.region(PAGE).at(hole.start).zero().unwrap_err();
+            assert_eq!(error.kind(), Kind::Invalid, "{error}");
+            assert!(["region big", "unmapped", "drop"].iter().all(|word| error.to_string().contains(word)), "{error}");
+        }
+        assert_eq!(probe(hole.start), None, "what was refused is there still");
+    })
+    .well();
+}
+
+/// Nor do another domain's frames.
+#[test]
+fn no_other_domain_comes_to_a_hole_of_a_region() {
+    in_child(here!(), "", || {
+        const MANY: usize = 16 * 1024;
         let domain = Domain::with_frames(PAGES * PAGE).build().unwrap();
-        let big = domain.region(4 * PAGES * PAGE).name("big").zero().unwrap();
-        let hole = big.as_ptr().wrapping_add(PAGES * PAGE);
-        // SAFETY: test: nobody uses that part.
-        assert_eq!(unsafe { libc::munmap(hole.cast(), PAGES * PAGE) }, 0);
-        let error = domain.region(PAGE).at(hole.addr()).zero().unwrap_err();
-        assert_eq!(error.kind(), Kind::Invalid, "{error}");
-        assert!(["region big", "unmapped", "drop"].iter().all(|word| error.to_string().contains(word)), "{error}");
+        let big = domain.region(MANY * PAGE).zero().unwrap();
+        let hole = unmap(&big, MANY / 2..MANY);
+        // Until the kernel has no room elsewhere for what is as long as the frames.
+        loop {
+            let (len, flags) = (MANY / 16 * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: test: fresh memory, which nobody uses.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+            if hole.contains(&at.addr()) {
+                // SAFETY: test: as above.
+                assert_eq!(unsafe { libc::munmap(at, len) }, 0);
+                break;
+            }
+        }
+        let other = Domain::with_frames(MANY / 16 * PAGE).build().unwrap();
+        let mut region = other.region(MANY / 16 * PAGE).zero().unwrap();
+        number_pages(&mut region);
+        assert!(!hole.contains(&region.as_ptr().addr()));
+        drop(big);
+        // They go to their frames and come back.
+        drop(region.sample(Sampling::Whole).unwrap());
+        check_pages(&region, 0..MANY / 16);
+    })
+    .well();
+}
+
+/// Nor does one that lies far from all.
+#[test]
+fn a_region_far_from_all_comes_to_no_hole_of_another() {
+    in_child(here!(), "", || {
+        const MANY: usize = 1 << 32;
+        let domain = Domain::with_frames(PAGES * PAGE).locking(Locking::Never).build().unwrap();
+        let big = domain.region(MANY * PAGE).zero().unwrap();
+        unmap(&big, 1..MANY);
+        for _ in 0..50 {
+            domain.region(PAGE).far_from_all().zero().unwrap();
+        }
     })
     .well();
 }
@@ -113,9 +169,7 @@ fn nor_does_one_come_there_that_may_lie_anywhere() {
             let domain = Domain::with_frames(16 * PAGES * PAGE).build().unwrap();
             let big = domain.region(4 * PAGES * PAGE).name("big").zero().unwrap();
             let (start, end) = (big.as_ptr().addr(), big.as_ptr().addr() + big.len_bytes());
-            let at = big.as_ptr().wrapping_add(hole.start * PAGE);
-            // SAFETY: test: nobody uses that part.
-            assert_eq!(unsafe { libc::munmap(at.cast(), hole.len() * PAGE) }, 0);
+            unmap(&big, hole);
             // More than the kernel has room for elsewhere above it.
             let regions: Vec<_> = (0..20)
                 .map(|_| {
