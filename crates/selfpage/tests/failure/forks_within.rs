@@ -129,7 +129,6 @@ fn a_handler_forks_while_a_trace_is_flushed() {
     .well();
 }
 
-/// A program of its own, by a fork: what is to be done in between is no affair of posix_spawn's.
 /// A store that raises a signal when a region is asked which descriptors it has: where it joins its domain, and where it leaves that.
 struct Raising {
     store: MemoryStore,
@@ -223,6 +222,7 @@ fn a_child_that_was_forked_as_a_region_left_keeps_what_it_maps_there() {
     in_child(here!(), "", || and_in_a_child(leave)).well();
 }
 
+/// A program of its own, by a fork: what is to be done in between is no affair of posix_spawn's.
 fn run_true() -> io::Result<()> {
     let mut command = Command::new("/bin/true");
     // SAFETY: test: it does nothing.
