@@ -24,6 +24,7 @@ use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::region::Bound;
 use crate::store::{OwnFiles, Reserved, borrow_number};
+use crate::trap::ask::may_be_in_handler;
 use crate::trap::handlers::start_one;
 use crate::{descriptors, maps};
 
@@ -164,9 +165,13 @@ impl Inner {
         for (bound, part) in parts {
             bound.register(descriptors, part)?;
         }
+        let is_asked = may_be_in_handler();
         for bound in regions.values() {
             bound.core().let_all_go();
             bound.tracker.forget();
+            if !is_asked {
+                bound.forget_asked();
+            }
             // The thread that was to make the cut is not here, nor the handle that keeps the source.
             if bound.core().source().is_some() && !bound.core().is_linked() {
                 inherit::give_up(bound.core());

@@ -13,7 +13,7 @@ use super::Bound;
 /// address. Whoever keeps the region for what it was (snapshots, samples) does not keep them: the program may map there what it likes.
 pub(super) struct Place {
     addresses: Range<usize>,
-    /// One while the region is in its domain or on its way there, and one for each [`InPlace`].
+    /// One while the region is in its domain or on its way there, and one for each [`InPlace`] of this process.
     holds: AtomicU32,
     left: OnceLock<Left>,
 }
@@ -43,6 +43,13 @@ impl Place {
         {
             left.parts.iter().for_each(unmap);
         }
+    }
+}
+
+impl Bound {
+    /// In a forked child whose thread is in no handler: who was asked about the region is not here, and does not let it go.
+    pub(crate) fn forget_asked(&self) {
+        self.place.holds.store(1, Ordering::Relaxed);
     }
 }
 

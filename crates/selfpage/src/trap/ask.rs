@@ -9,6 +9,8 @@ use selfpage_core::addr::PageNo;
 use selfpage_core::fault::{Fault, Outcome};
 use selfpage_core::region::Region;
 
+use super::handler_stack::Stack;
+use super::thread;
 use crate::domain::Inner;
 use crate::error::{self, MOST_OF_NAME};
 use crate::handler::{Answer, FaultKind, MemoryFault, Trouble};
@@ -109,6 +111,14 @@ pub(super) fn without_handler(kind: FaultKind) -> Answer {
         FaultKind::Protection => Answer::Refuse,
         FaultKind::Missing => Answer::Pass,
     }
+}
+
+/// Whether the calling thread may be in a handler: it is one of those for handlers, or on one of their stacks.
+///
+/// # Context
+/// Normal or PagerThread.
+pub(crate) fn may_be_in_handler() -> bool {
+    thread::is_a_domains() || Stack::here().is_some()
 }
 
 impl Asked {

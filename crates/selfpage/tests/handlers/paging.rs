@@ -1,14 +1,14 @@
 //! Protection and paging: neither loses anything of the other's.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, Domain, MemoryFault, Protection, Region, Trap};
 
 use crate::child::forked;
 use crate::scenario::{here, in_child, until};
-use crate::{FRAMES, PAGE, TRAPS, WORDS, handled, read, tried, word, write};
+use crate::{FRAMES, PAGE, TRAPS, WORDS, handled, read, tried, unprotect, word, write};
 
 const PAGES: usize = 4 * FRAMES;
 
@@ -198,6 +198,35 @@ fn a_forked_child_has_the_same_protections() {
             })
             .well();
         }
+    }
+}
+
+/// Whoever was in a handler is not there to let the region go.
+#[test]
+fn a_child_has_the_addresses_of_a_region_whose_handler_was_asked_at_the_fork() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let [asked, go_on] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+            let (is_asked, goes_on) = (asked.clone(), go_on.clone());
+            let (domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+                is_asked.store(true, SeqCst);
+                until("the child has ended", || goes_on.load(SeqCst));
+                unprotect(fault)
+            });
+            region.protect(0, PAGE, Protection::None).unwrap();
+            let addr = region.as_ptr().addr();
+            // SAFETY: test: a word of the region, which is there until the thread has ended.
+            let reader = std::thread::spawn(move || unsafe { (addr as *const u64).read_volatile() });
+            until("it is asked", || asked.load(SeqCst));
+            let mut region = Some(region);
+            forked(|| {
+                drop(region.take());
+                drop(domain.region(PAGE).at(addr).zero().unwrap());
+            });
+            go_on.store(true, SeqCst);
+            assert_eq!(reader.join().unwrap(), 1);
+        })
+        .well();
     }
 }
 
