@@ -108,7 +108,8 @@ impl Ring {
         }
     }
 
-    /// How many entries it holds, about.
+    /// How many entries it holds, about; exactly, where nobody else takes any or appends. One whose thread has a place for it and is still
+    /// putting it there counts.
     pub fn len(&self) -> usize {
         let head = self.head.load(Ordering::Relaxed);
         self.tail.load(Ordering::Relaxed).saturating_sub(head) as usize
@@ -129,6 +130,17 @@ impl Ring {
 mod tests {
     use super::*;
     use crate::frame::table;
+
+    #[test]
+    fn what_stands_behind_an_entry_that_is_still_put_down_counts() {
+        let ring = Ring::new(table(4));
+        ring.tail.fetch_add(1, Ordering::Relaxed);
+        assert!(ring.push(2, 2));
+        assert_eq!((ring.pop(), ring.len()), (None, 2));
+        let (slot, number) = ring.slot(0).unwrap();
+        slot.turn.store(1 - number, Ordering::Release);
+        assert_eq!((ring.pop(), ring.pop(), ring.len()), (Some((0, 0)), Some((2, 2)), 0));
+    }
 
     #[test]
     fn a_ring_that_others_left_in_the_middle_of_something_is_whole_after_a_reset() {

@@ -141,7 +141,15 @@ impl Tracer {
         }
     }
 
-    /// The oldest event.
+    /// How many events are queued, with those that their threads are still putting down: what was noted before the call is among them.
+    ///
+    /// # Context
+    /// PagerThread.
+    pub fn queued(&self) -> usize {
+        self.ring.as_ref().map_or(0, Ring::len)
+    }
+
+    /// The oldest event. `None`: there is none, or its thread is still putting it down.
     ///
     /// # Context
     /// PagerThread.
@@ -185,7 +193,7 @@ mod tests {
         }
         let event = Event { time_ns: 1000, page: PageNo(1), kind: Kind::First, access: None, thread: 0 };
         (0..20).for_each(|_| tracer.note(event));
-        assert_eq!((tracer.take_dropped(), tracer.take_dropped()), (4, 0));
+        assert_eq!((tracer.queued(), tracer.take_dropped(), tracer.take_dropped()), (16, 4, 0));
         tracer.restart(0);
         assert_eq!(tracer.next(), None);
         assert!(!Tracer::off().is_on());

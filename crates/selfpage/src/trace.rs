@@ -261,15 +261,17 @@ impl Writer {
         loop {
             let ending = inner.stopping();
             let asked = writing.asked.load(Ordering::SeqCst);
+            // What happened before anybody asked is among these, perhaps behind an event that a thread is still putting down.
+            let due = state.tracer.queued();
+            let mut taken = 0;
             let seen = writing.wake.count();
             let now_ns = state.mmu.now_ns().saturating_sub(began_ns);
             self.put_regions(inner, now_ns);
             // No more at a time than there can be: the thread has other things to do.
             for _ in 0..PLACES {
-                match state.tracer.next() {
-                    Some(event) => self.put_event(event),
-                    None => break,
-                }
+                let Some(event) = state.tracer.next() else { break };
+                self.put_event(event);
+                taken += 1;
             }
             let dropped = state.tracer.take_dropped();
             if dropped > 0 {
@@ -282,7 +284,9 @@ impl Writer {
                 return writing.end(&format!("the trace {} ends here: {why}", self.name.display()));
             }
             self.bytes.clear();
-            writing.written.store(asked, Ordering::SeqCst);
+            if taken >= due {
+                writing.written.store(asked, Ordering::SeqCst);
+            }
             if ending {
                 return;
             }
