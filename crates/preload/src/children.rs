@@ -53,8 +53,9 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
     -1
 }
 
-/// Why there is to be no child, and the number of the error.
+/// Why there is to be no child, and the number of the error. A process that has no domain, such as a bare clone's child, has children without.
 fn refusal(needed: usize) -> Option<(String, i32)> {
+    let managed = managed::get()?;
     let lacking = |what: &str| format!("a child would have no {what}");
     if lacks_descriptors(needed) {
         return Some((lacking("descriptors to bring its pages with: raise ulimit -n"), libc::EAGAIN));
@@ -65,7 +66,7 @@ fn refusal(needed: usize) -> Option<(String, i32)> {
     if lacks(libc::RLIMIT_DATA, DATA) {
         return Some((lacking("memory for its pages: raise ulimit -d"), libc::ENOMEM));
     }
-    let why = managed::get()?.domain.check_fork().err()?;
+    let why = managed.domain.check_fork().err()?;
     let errno = if why.kind() == Kind::OutOfSpace { libc::EAGAIN } else { libc::EPERM };
     Some((why.to_string(), errno))
 }

@@ -30,10 +30,11 @@ pub struct Managed {
     pub maps: Region,
 }
 
-static MANAGED: AtomicPtr<Managed> = AtomicPtr::new(std::ptr::null_mut());
-/// The same as far as this process has it, in memory that the kernel empties in every child. One that clone(2) made, past the handlers of
-/// forks, has neither memory of the domain's nor pager threads, which a call would wait for.
+/// What this process has, in memory that the kernel empties in every child. One that clone(2) made, past the handlers of forks, has neither
+/// memory of the domain's nor pager threads, which a call would wait for.
 static HERE: AtomicPtr<AtomicPtr<Managed>> = AtomicPtr::new(std::ptr::null_mut());
+/// The same over a fork, which the child has too: null in a process that came about past a fork.
+static OVER_FORK: AtomicPtr<Managed> = AtomicPtr::new(std::ptr::null_mut());
 static OBJECTS_START: AtomicUsize = AtomicUsize::new(0);
 static LARGE_START: AtomicUsize = AtomicUsize::new(0);
 static MAPS_START: AtomicUsize = AtomicUsize::new(0);
@@ -52,12 +53,13 @@ pub fn has_key() {
 /// The kernel has no room for a page more.
 pub fn begin(managed: Managed) -> Result<(), String> {
     let here = emptied_in_children().ok_or("no room for a page that children find empty: raise ulimit -v and -d")?;
-    HERE.store(here.cast(), Ordering::Release);
+    let here = here.cast::<AtomicPtr<Managed>>();
     OBJECTS_START.store(managed.objects.as_ptr() as usize, Ordering::Relaxed);
     LARGE_START.store(managed.large.as_ptr() as usize, Ordering::Relaxed);
     MAPS_START.store(managed.maps.as_ptr() as usize, Ordering::Relaxed);
-    MANAGED.store(Box::into_raw(Box::new(managed)), Ordering::Release);
-    settle();
+    // SAFETY: set-up-once: the page was just mapped, is aligned, and stays.
+    unsafe { (*here).store(Box::into_raw(Box::new(managed)), Ordering::Release) };
+    HERE.store(here, Ordering::Release);
     Ok(())
 }
 
@@ -71,18 +73,28 @@ fn emptied_in_children() -> Option<*mut u8> {
     (opened == 0 && emptied == 0).then_some(page as *mut u8)
 }
 
-/// After a fork, in parent and child: the process has what there is.
-pub fn settle() {
+fn here() -> Option<&'static AtomicPtr<Managed>> {
     // SAFETY: set-up-once: the page was mapped before it was published, and stays.
-    if let Some(here) = unsafe { HERE.load(Ordering::Acquire).as_ref() } {
-        here.store(MANAGED.load(Ordering::Acquire), Ordering::Release);
+    unsafe { HERE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Before a fork, one at a time: the child is to have what this process has.
+pub fn hold() {
+    let managed = here().map_or(std::ptr::null_mut(), |here| here.load(Ordering::Acquire));
+    OVER_FORK.store(managed, Ordering::Relaxed);
+}
+
+/// In a forked child: it has that.
+pub fn settle_in_child() {
+    if let Some(here) = here() {
+        here.store(OVER_FORK.load(Ordering::Relaxed), Ordering::Release);
     }
 }
 
 /// The domain, once there is one, where this process has it.
 pub fn get() -> Option<&'static Managed> {
-    // SAFETY: set-up-once: the value was leaked before it was published, and is never changed; the page, as in `settle`.
-    unsafe { HERE.load(Ordering::Acquire).as_ref()?.load(Ordering::Acquire).as_ref() }
+    // SAFETY: set-up-once: the value was leaked before it was published, and is never changed.
+    unsafe { here()?.load(Ordering::Acquire).as_ref() }
 }
 
 fn range(start: &AtomicUsize, len: usize) -> Range<usize> {

@@ -32,7 +32,7 @@ pub fn attend_forks() {
     }
     // SAFETY: c-library: functions that stay loaded.
     unsafe {
-        libc::pthread_atfork(Some(just_before_fork), Some(just_after_fork), Some(just_after_fork));
+        libc::pthread_atfork(Some(just_before_fork), Some(just_after_fork), Some(just_after_fork_in_child));
         selfpage::attend_forks();
         libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child));
     }
@@ -101,14 +101,19 @@ extern "C" fn after_fork_in_child() {
 
 extern "C" fn just_before_fork() {
     heap::hold_own();
+    managed::hold();
     sys::set_errno(ERRNO.load(Ordering::Relaxed));
 }
 
 extern "C" fn just_after_fork() {
     ERRNO.store(sys::errno(), Ordering::Relaxed);
-    managed::settle();
     // SAFETY: lock-word: this thread, or the one it is a copy of, ran `just_before_fork`.
     unsafe { heap::let_go_own() };
+}
+
+extern "C" fn just_after_fork_in_child() {
+    managed::settle_in_child();
+    just_after_fork();
 }
 
 /// As in the C library, but with the handlers: without them the child would find no memory of the domain's.

@@ -80,6 +80,8 @@ pub(crate) struct Inner {
     serves_system_calls: AtomicBool,
     /// A thread whose descriptor table has everything.
     pub(crate) table_thread: AtomicU32,
+    /// The process that has its threads: not a child that was made past the handlers of forks, which has a copy of all this.
+    pub(crate) process: AtomicU32,
     /// What stands in its table where nothing does.
     nowhere: Nowhere,
     /// By first page. A region is added and removed by whoever holds this.
@@ -332,6 +334,7 @@ impl Inner {
             held: Mutex::new(None),
             serves_system_calls: AtomicBool::new(reach == Reach::EveryFault),
             table_thread: AtomicU32::new(0),
+            process: AtomicU32::new(std::process::id()),
             nowhere: Nowhere::new(),
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),

@@ -166,7 +166,9 @@ fn pause() -> Pause {
     let uncancelled = Uncancelled::begin();
     // Before the gates close.
     let (turn, locks) = Turn::begin();
-    let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping()).collect();
+    let process = std::process::id();
+    let is_alive = |inner: &Arc<Inner>| !inner.stopping() && inner.process.load(Ordering::Relaxed) == process;
+    let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(is_alive).collect();
     // While frames can be had for it.
     let stack = KeptStack::keep(&alive);
     let mut domains = hold(alive);

@@ -360,7 +360,9 @@ static int without_managed_memory(void *p) {
   // What it asks for itself it has.
   char *own = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *block = malloc(2 * MIB);
   if (own == MAP_FAILED || !block || writes(own) || writes(block) || mprotect(own, P, PROT_READ) || munmap(own, MIB)) return 2;
-  free(block);
+  pid_t child = fork(); // which has all but managed memory, too
+  if (!child) _exit(!writes(block) && (block = malloc(MIB)) && !writes(block) && reads(p) == SIGSEGV ? 5 : 6);
+  exits(child, 5), free(block);
   return reads(p) == SIGSEGV && where == p && writes((char *)p + MIB) == SIGSEGV ? 4 : 1;
 }
 static void other_clone(void) { // a process of its own that is no plain fork
