@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use selfpage::cancel::Uncancelled;
 use selfpage_core::linux::thread;
@@ -30,6 +30,8 @@ next!(AT_THREAD_EXIT: c"__cxa_thread_atexit_impl" as
 
 /// The program's threads that have not ended.
 static ALIVE: AtomicU32 = AtomicU32::new(1);
+/// Whether the last of them has come to its end, and looks whether threads run that are not counted.
+static IS_AWAITED: AtomicBool = AtomicBool::new(false);
 /// The key whose destructor tells that a thread ends; `u32::MAX` before there is one.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 /// The C library calls destructors in this many rounds at most.
@@ -102,14 +104,24 @@ fn ended() {
 
 /// Takes the calling thread off the count. Whether no other is left, which is waited for where nobody else would.
 fn is_last() -> bool {
-    if ALIVE.fetch_sub(1, Ordering::SeqCst) != 1 {
+    // One that is not counted may have begun this one while another waits for it. Who waits sees this one go, too: of two that wait each
+    // would be another to the other.
+    if ALIVE.fetch_sub(1, Ordering::SeqCst) != 1 || IS_AWAITED.swap(true, Ordering::SeqCst) {
         return false;
     }
     // The process ends now. A thread that was cancelled, and has met no point of that, would end by itself where the first one is met.
     std::mem::forget(Uncancelled::begin());
-    // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is. A filter may forbid to look.
-    while !filters::are_set() && others_run() == Some(true) {
+    // A filter may forbid to look.
+    if filters::are_set() {
+        return true;
+    }
+    // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is.
+    while others_run() == Some(true) {
         sys::pause();
+        // Whoever sets it runs, and is not to end with this thread: from here on the watch looks.
+        if filters::are_set() {
+            return watch::tid().is_none();
+        }
     }
     true
 }
@@ -162,6 +174,7 @@ fn has_ended(stat: &str) -> bool {
 /// In a forked child one thread is left.
 pub fn settle_in_child() {
     ALIVE.store(1, Ordering::SeqCst);
+    IS_AWAITED.store(false, Ordering::SeqCst);
     watch();
     watch::settle_in_child();
 }

@@ -111,6 +111,14 @@ fn a_thread_that_was_there_before_us_is_not_waited_for() {
 }
 
 #[test]
+fn a_thread_that_was_there_before_us_ends_the_process_when_it_is_the_last() {
+    for what in ["run_on", "begin_another", "filter"] {
+        let Some(ran) = with_an_early_library(&["end", what]) else { return };
+        assert_eq!(ran.text(), "done\n", "{what}");
+    }
+}
+
+#[test]
 fn without_a_domain_forks_find_the_heap_whole() {
     let Some(program) = programs() else { return };
     let mut command = Command::new("timeout");
