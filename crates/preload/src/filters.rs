@@ -86,6 +86,8 @@ fn set(make: impl FnOnce() -> isize) -> isize {
             // In a child that a handler of a signal has forked here it counts no more.
             let _ = SET.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |set| set.checked_sub(1));
         } else {
+            // In such a child it did not count yet.
+            SET.fetch_max(1, Ordering::SeqCst);
             IN_FORCE.store(true, Ordering::SeqCst);
         }
         result

@@ -65,9 +65,13 @@ fn a_filter_may_forbid_to_ask_which_thread_one_is() {
     ends("starts_threads", 8);
 }
 
-/// A case in which another thread does something while the kernel reads a filter.
+/// A case in which something is done at one moment of a call that sets a filter.
 fn meanwhile(name: &str) -> Option<Ran> {
     let ran = case(name)?;
+    if ran.text() == "no tracing\n" {
+        run::skip("ptrace", "a process may not trace the one that forked it: sysctl kernel.yama.ptrace_scope=1");
+        return None;
+    }
     if ran.text() == "no faults of the kernel's\n" {
         let why = "this user may answer no faults of the kernel's: sysctl vm.unprivileged_userfaultfd=1";
         run::skip("userfaultfd", why);
@@ -80,6 +84,11 @@ fn meanwhile(name: &str) -> Option<Ran> {
 #[test]
 fn a_thread_may_begin_as_a_filter_is_set() {
     meanwhile("set_as_a_thread_begins");
+}
+
+#[test]
+fn a_child_that_a_handler_forks_as_a_filter_is_set_knows_that_it_has_one() {
+    meanwhile("forks_just_before");
 }
 
 #[test]

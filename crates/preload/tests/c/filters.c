@@ -15,7 +15,9 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -218,6 +220,57 @@ static void sets_one(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS); }
 static void forks_meanwhile(void) { refused_while(forks); }
 static void vforks_meanwhile(void) { refused_while(filters_after_vfork); }
 static void sets_one_meanwhile(void) { refused_while(sets_one); }
+// A child stops this thread where it is about to make the last of a row of calls, and does something there.
+enum progress { NOT_YET, MAY_BEGIN, BEGUN, THERE, DONE, FORBIDDEN };
+static volatile enum progress *progress;
+static void wait_for(enum progress which) {
+  while (*progress != which && *progress != FORBIDDEN) {}
+  if (*progress == FORBIDDEN) { puts("no tracing"), exit(0); }
+}
+static void registers(int get_or_set, pid_t of, struct user_regs_struct *all) { CHECK(!ptrace(get_or_set, of, 0, all)); }
+static void to_next_stop(pid_t traced) {
+  int status;
+  CHECK(!ptrace(PTRACE_SYSCALL, traced, 0, 0) && waitpid(traced, &status, __WALL) == traced && WIFSTOPPED(status));
+}
+static void stop_before(const int *calls, size_t count, void (*there)(pid_t)) {
+  pid_t traced = getpid();
+  progress = mmap(0, P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pid_t child = fork();
+  CHECK(progress != MAP_FAILED && child >= 0);
+  if (child) {
+    prctl(PR_SET_PTRACER, child, 0, 0, 0);
+    *progress = MAY_BEGIN;
+    return wait_for(BEGUN);
+  }
+  struct user_regs_struct at;
+  wait_for(MAY_BEGIN);
+  if (ptrace(PTRACE_SEIZE, traced, 0, 0)) { *progress = FORBIDDEN, _exit(1); }
+  CHECK(!ptrace(PTRACE_INTERRUPT, traced, 0, 0) && waitpid(traced, 0, __WALL) == traced);
+  for (*progress = BEGUN; count; ) {
+    to_next_stop(traced), registers(PTRACE_GETREGS, traced, &at);
+    if ((int)at.orig_rax == *calls && (int)at.rax == -ENOSYS) calls++, count--;
+  }
+  // This call is none, and it goes back to where it makes it.
+  at.orig_rax = -1, registers(PTRACE_SETREGS, traced, &at), to_next_stop(traced), registers(PTRACE_GETREGS, traced, &at);
+  at.rip -= 2, at.rax = calls[-1], registers(PTRACE_SETREGS, traced, &at);
+  there(traced), ptrace(PTRACE_DETACH, traced, 0, 0), kill(getpid(), SIGKILL); // without a record
+}
+// A handler forks when all is ready for a filter but the kernel, and the child goes on and sets it, too.
+static pid_t forked = -1;
+static void forks_there(int signal) { forked = fork(); }
+static void sends_it_a_signal(pid_t to) { CHECK(!syscall(SYS_tgkill, to, to, SIGUSR1)); }
+static void forks_just_before(void) {
+  const int set = SYS_seccomp;
+  CHECK(signal(SIGUSR1, forks_there) != SIG_ERR);
+  stop_before(&set, 1, sends_it_a_signal);
+  forbid(SYS_getpid, SECCOMP_RET_KILL_PROCESS);
+  CHECK(forked != -1);
+  work();
+  int status;
+  if (!forked) exit(8);
+  CHECK(waitpid(forked, &status, 0) == forked && WIFEXITED(status) && WEXITSTATUS(status) == 8);
+  say_ok(), exit(8);
+}
 // Threads that hand the rest on to one another, and end, after the first has: at each moment there is one.
 static time_t until;
 static void *hands_on(void *unused) {
@@ -243,7 +296,7 @@ static const struct one_case cases[] = {
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
   CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
-  CASE(sets_one_meanwhile), CASE(handed_on),
+  CASE(sets_one_meanwhile), CASE(forks_just_before), CASE(handed_on),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
