@@ -15,6 +15,17 @@ const STATUS_BYTES: usize = 16 << 10;
 static SET: AtomicU32 = AtomicU32::new(0);
 /// Whether one of them is set.
 static IN_FORCE: AtomicBool = AtomicBool::new(false);
+/// How many there were before the program's first line.
+static INHERITED: AtomicU32 = AtomicU32::new(0);
+
+const OWN_STATUS: &str = "/proc/self/status";
+
+/// The calling thread is the process's first, and its filters are not the program's own.
+pub fn begin() {
+    if mode() > 0 {
+        INHERITED.store(count(OWN_STATUS).unwrap_or(0), Ordering::SeqCst);
+    }
+}
 
 /// Whether this process has set one, or is about to: other threads may be under it before the call is back. One that was there when the
 /// program was executed lets it be set up, or does not.
@@ -25,9 +36,14 @@ pub fn are_set() -> bool {
 /// In a forked child: what another thread was about to set does not count, unless it is in force here.
 pub fn settle_in_child() {
     if are_set() && !IN_FORCE.load(Ordering::SeqCst) {
-        match mode() {
-            0 => SET.store(0, Ordering::SeqCst),
-            _ => IN_FORCE.store(true, Ordering::SeqCst),
+        let is_in_force = match INHERITED.load(Ordering::SeqCst) {
+            0 => mode() != 0,
+            inherited => count(OWN_STATUS) != Some(inherited),
+        };
+        if is_in_force {
+            IN_FORCE.store(true, Ordering::SeqCst);
+        } else {
+            SET.store(0, Ordering::SeqCst);
         }
     }
 }

@@ -154,6 +154,7 @@ impl Wishes {
         crate::objects::begin()?;
         threads::begin();
         rights::begin();
+        filters::begin();
         if filters::mode() > 0 && self.is_filtered() {
             watch::begin();
         }

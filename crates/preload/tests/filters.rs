@@ -67,7 +67,10 @@ fn a_filter_may_forbid_to_ask_which_thread_one_is() {
 
 /// A case in which something is done at one moment of a call that sets a filter.
 fn meanwhile(name: &str) -> Option<Ran> {
-    let ran = case(name)?;
+    had_its_moment(case(name)?, name)
+}
+
+fn had_its_moment(ran: Ran, name: &str) -> Option<Ran> {
     if ran.text() == "no tracing\n" {
         run::skip("ptrace", "a process may not trace the one that forked it: sysctl kernel.yama.ptrace_scope=1");
         return None;
@@ -89,6 +92,15 @@ fn a_thread_may_begin_as_a_filter_is_set() {
 #[test]
 fn a_child_that_a_handler_forks_as_a_filter_is_set_knows_that_it_has_one() {
     meanwhile("forks_just_before");
+}
+
+#[test]
+fn a_filter_that_was_there_before_the_program_says_nothing_about_its_own() {
+    let Some(program) = program() else { return };
+    let under = [program.to_str().unwrap()];
+    let ran = run::run_under(&under, Path::new("/"), &["--frames", "8M"], program, &["forks_meanwhile"]);
+    let Some(ran) = had_its_moment(ran, "forks_meanwhile") else { return };
+    assert!(matches!(evictions(&ran)[..], [_, parent] if parent > IN_ALL), "{}", ran.stats);
 }
 
 #[test]

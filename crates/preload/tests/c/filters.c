@@ -300,5 +300,9 @@ static const struct one_case cases[] = {
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
+  if (argc > 2) { // a command, under a filter that is not its own
+    CHECK(!filter(NUMBER, 0, 0, SECCOMP_RET_ALLOW, SECCOMP_RET_ALLOW));
+    execv(argv[1], argv + 1);
+  }
   return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2;
 }
