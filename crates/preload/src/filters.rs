@@ -108,7 +108,7 @@ fn set(make: impl FnOnce() -> isize) -> isize {
         }
         result
     };
-    if are_set() {
+    if IN_FORCE.load(Ordering::SeqCst) {
         return count();
     }
     watch::begin();

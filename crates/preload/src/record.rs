@@ -17,7 +17,7 @@ use selfpage_core::linux::{futex, thread};
 use crate::lock::Lock;
 use crate::managed;
 use crate::sys::{self, Quiet, call};
-use crate::{filters, heap, maps, pagers};
+use crate::{filters, heap, maps, pagers, rights};
 
 /// Where to write.
 static FILE: OnceLock<Records> = OnceLock::new();
@@ -167,6 +167,7 @@ pub fn tell_if_refused(said: &str) {
 /// A forked child will write, and has pager threads of its own.
 pub fn settle_in_child() {
     KEPT.store(-1, Ordering::SeqCst);
+    COUNT_ON_IT.store(0, Ordering::SeqCst);
     mapped::settle_in_child();
     if !filters::are_set() {
         begin();
@@ -200,13 +201,17 @@ pub fn keep_open() {
 /// Runs `exec`, on the record. If it returns it has failed, and this process lives on: what was written is taken back.
 pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
     mapped::write();
-    on_record(Lasts::No, exec, |_| true)
+    // Under a filter there is one already, which stays. A child after vfork has none.
+    if filters::are_set() || !rights::is_own_process() {
+        await_writer();
+        return exec();
+    }
+    on_record(exec, |_| true)
 }
 
-/// Sets a filter of system calls, on the record: what it takes to write one may be forbidden afterwards. It may be so where this one is refused,
-/// and another thread has set one meanwhile.
+/// Sets a filter of system calls, in the process that has the record: what it takes to write one may be forbidden afterwards.
 pub fn over_filter(set: impl FnOnce() -> isize) -> isize {
-    on_record(Lasts::Yes, set, |result| *result < 0 && !filters::are_set())
+    on_record(set, |result| *result < 0)
 }
 
 /// Whether what a record says is to change when it has been written.
@@ -216,26 +221,56 @@ enum Lasts {
     No,
 }
 
-/// Makes a call after which no record can be written, unless it has failed.
-fn on_record<R>(lasts: Lasts, call: impl FnOnce() -> R, has_failed: impl FnOnce(&R) -> bool) -> R {
-    if !will_write() {
-        await_writer();
-        return call();
-    }
-    write(lasts);
+/// How many threads make a call after which no record can be written.
+static COUNT_ON_IT: AtomicU32 = AtomicU32::new(0);
+
+/// Makes such a call. Where it has failed, and no other counts on what was written, that is taken back.
+fn on_record<R>(call: impl FnOnce() -> R, has_failed: impl FnOnce(&R) -> bool) -> R {
+    let Some(file) = FILE.get() else { return call() };
+    // Before it looks whether it is written: who takes it back looks in the other order.
+    COUNT_ON_IT.fetch_add(1, Ordering::SeqCst);
+    write_if_due(Lasts::Yes);
     let result = call();
-    if !has_failed(&result) {
-        return result;
+    if !has_failed(&result) || filters::are_set() {
+        counts_no_more();
+    } else {
+        take_back(file);
     }
-    mapped::forget();
-    if let Some(file) = FILE.get() {
-        let (pid, mut line) = (sys::pid(), Line::new());
+    result
+}
+
+/// Whether it was the last one that did.
+fn counts_no_more() -> bool {
+    // In a child that a handler of a signal has forked in the call nobody does.
+    let counted =
+        COUNT_ON_IT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).unwrap_or(0);
+    counted == 1
+}
+
+/// Takes back what was written for a call that has failed, unless other threads count on it: the last of these does so.
+fn take_back(file: &Records) {
+    // A handler of a signal that ended the process here would wait for its own thread.
+    let _quiet = Quiet::begin();
+    let pid = sys::pid();
+    while let Err(writer) = WRITER.compare_exchange(0, pid | WRITING, Ordering::SeqCst, Ordering::Relaxed) {
+        // It is to be written again, as in such a child.
+        if writer != pid | WRITING {
+            counts_no_more();
+            return;
+        }
+        await_writer();
+    }
+    // One who counts on it from now on waits until this is done.
+    let is_to_go = counts_no_more() && !filters::are_set();
+    if is_to_go {
+        mapped::forget();
+        let mut line = Line::new();
         if writeln!(line, "{{\"pid\":{pid},\"goes_on\":true}}").is_ok() {
             line.append_to(file, None);
         }
-        begin();
     }
-    result
+    WRITER.store(if is_to_go { pid } else { 0 }, Ordering::SeqCst);
+    futex::wake(&WRITER, u32::MAX);
 }
 
 /// Says that a program is executed which will not be managed. A child after vfork may say so: nothing of its parent's changes.
@@ -332,10 +367,18 @@ impl std::fmt::Write for Line {
 pub extern "C" fn end() {
     if filters::are_set() {
         mapped::write();
-    } else if will_write() {
-        write(Lasts::No);
     } else {
+        write_if_due(Lasts::No);
+    }
+}
+
+fn write_if_due(lasts: Lasts) {
+    // Another thread that had written may be taking it back.
+    if !will_write() {
         await_writer();
+    }
+    if will_write() {
+        write(lasts);
     }
 }
 

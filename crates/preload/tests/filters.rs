@@ -104,6 +104,12 @@ fn a_filter_that_was_there_before_the_program_says_nothing_about_its_own() {
 }
 
 #[test]
+fn a_filter_that_is_set_as_another_is_taken_back_keeps_the_record() {
+    let Some(ran) = meanwhile("sets_one_afterwards") else { return };
+    assert!(matches!(evictions(&ran)[..], [count] if count > IN_ALL), "{}", ran.stats);
+}
+
+#[test]
 fn a_filter_that_is_refused_leaves_the_records_of_others_alone() {
     for name in ["forks_meanwhile", "vforks_meanwhile"] {
         let Some(ran) = meanwhile(name) else { return };
