@@ -85,6 +85,7 @@ rows! {
 fn huge_pages_over() {
     let _allowed = HugePages::allow();
     row("moves", "huge_pages_over");
+    row("moves", "huge_files_over_under_a_filter");
 }
 
 rows! {

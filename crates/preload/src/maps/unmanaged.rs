@@ -144,9 +144,11 @@ fn page_bytes_of(file: usize) -> usize {
     if is_known && about.f_type == libc::HUGETLBFS_MAGIC { about.f_bsize as usize } else { PAGE }
 }
 
-/// Of the machine, where nobody says how long they are to be.
+/// The least length of huge pages, and what they mostly have where nobody says how long they are to be.
+const USUAL: usize = 2 << 20;
+
+/// Of the machine, where nobody says it.
 fn own_huge_page_bytes() -> usize {
-    const USUAL: usize = 2 << 20;
     if filters::are_set() {
         return USUAL;
     }
@@ -161,7 +163,23 @@ fn own_huge_page_bytes() -> usize {
 pub(super) fn map_elsewhere([_, len, prot, flags, file, offset]: [usize; 6]) -> Result<usize, Errno> {
     let flags = flags & !(libc::MAP_FIXED as usize);
     // SAFETY: raw-call: a new mapping replaces nothing.
-    kernel(unsafe { call(libc::SYS_mmap, [0, len, prot, flags, file, offset]) })
+    let map = |at, more| kernel(unsafe { call(libc::SYS_mmap, [at, len, prot, flags | more as usize, file, offset]) });
+    if flags & libc::MAP_ANONYMOUS as usize != 0 || !filters::are_set() {
+        return map(0, 0);
+    }
+    // Nobody may ask how long the file's pages are. Huge ones, of which whole ones would replace more than was asked for, cannot be mapped where
+    // none begins.
+    loop {
+        let whole = len.checked_add(2 * PAGE).ok_or(libc::ENOMEM)?;
+        let free = sys::reserve(whole).ok_or(libc::ENOMEM)?;
+        unmap_elsewhere(free, whole);
+        let at = if free.is_multiple_of(USUAL) { free + PAGE } else { free };
+        match map(at, libc::MAP_FIXED_NOREPLACE) {
+            // Somebody else has it by now.
+            Err(libc::EEXIST) => {}
+            mapped => return mapped,
+        }
+    }
 }
 
 /// Ends what was mapped at some other place for a call that failed.

@@ -1,5 +1,8 @@
 // Moves that become smaller on the way, and moves to places outside of managed memory. With -DRAW the calls are made by number.
 #include "mappings.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 
 static char *place(size_t n) {
   char *p = mmap(0, n, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -117,6 +120,23 @@ static void huge_pages_over(void) {
     CHECK(!munmap(p, 8 * MIB) && (!kind || !close(file)));
   }
 }
-static struct row rows[] = {{"huge_pages_over", huge_pages_over}, {"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
+static void over_and_around(int file, int may) { // nothing beside what is mapped goes, whether it may be or not
+  char *p = full(8 * MIB), *at = (char *)(((uintptr_t)p + 2 * MIB - 1) & -(2 * MIB));
+  const int is_over = mmap(at, P, 3, MAP_FIXED | MAP_SHARED, file, 0) == at, error = errno;
+  const size_t after = at - p + (is_over ? P : 0);
+  same(p, 0, at - p), same(p, after, 8 * MIB), flood(), same(p, after, 8 * MIB);
+  CHECK((may ? is_over : !is_over && error == EINVAL) && !munmap(p, 8 * MIB));
+}
+static void huge_files_over_under_a_filter(void) { // nobody may ask how long their pages are
+  struct sock_filter all[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  struct sock_fprog filter = {1, all};
+  int huge = memfd_create("huge", MFD_HUGETLB | 21 << MAP_HUGE_SHIFT), other = memfd_create("other", 0);
+  void *can = huge < 0 ? MAP_FAILED : mmap(0, 2 * MIB, 3, MAP_SHARED, huge, 0);
+  if (can == MAP_FAILED) { puts("no huge pages"); exit(0); }
+  CHECK(!munmap(can, 2 * MIB) && other >= 0 && !ftruncate(other, 2 * MIB));
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0));
+  over_and_around(other, 1), over_and_around(huge, 0);
+}
+static struct row rows[] = {{"huge_pages_over", huge_pages_over}, {"huge_files_over_under_a_filter", huge_files_over_under_a_filter}, {"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
   {"as_long_where_it_stays", as_long_where_it_stays}, {"out_to_a_free_place", out_to_a_free_place}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
