@@ -376,6 +376,8 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
     if size > isize::MAX as usize / 2 {
         return std::ptr::null_mut();
     }
+    // What cannot be read cannot be copied to an object.
+    let stays_large = size >= LARGE_BYTES || large_hides(block as usize, size);
     let most_quiet_bytes = if managed::get().is_some() { SMALL_BYTES } else { usize::MAX };
     // SAFETY: heap-block: passed on from our caller.
     unsafe {
@@ -387,7 +389,7 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
                 }
             }
             Home::Object if size < LARGE_BYTES => return selfpage_heap::reallocate(block.cast(), size).cast(),
-            Home::Large if size >= LARGE_BYTES && resize_large(block as usize, size) => return block,
+            Home::Large if stays_large && resize_large(block as usize, size) => return block,
             // The C library's table of such a thread's storage is too short where libraries were opened since.
             Home::Quiet if size <= most_quiet_bytes && !are_held_over_fork() => {
                 return QUIET_HEAP.take().c_realloc(block, size);
@@ -397,7 +399,7 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
         }
         let new = match heap_for(size, asker) {
             // What has grown once may grow on.
-            Heap::Managed if size >= LARGE_BYTES => allocate_large(size, 1, Room::ToGrow),
+            Heap::Managed if stays_large => allocate_large(size, 1, Room::ToGrow),
             _ => allocate(size, 1, asker),
         };
         // That memory is used up is no reason to refuse less of it.
@@ -437,6 +439,15 @@ unsafe fn move_large(block: usize, new: usize) -> Result<(), Unmoved> {
     unsafe { managed.move_contents(old.clone(), new) }?;
     maps::carry(old, new..new + large_bytes("realloc", new));
     Ok(())
+}
+
+/// Whether a block is a large one with pages that cannot be read, among those that it keeps when it is `size` long. Nobody can tell while a fork
+/// holds what is known of them.
+fn large_hides(block: usize, size: usize) -> bool {
+    managed::large_range().contains(&block) && !are_held_over_fork() && {
+        let kept = size.min(large_bytes("realloc", block));
+        maps::hides_any(&(block..block + kept))
+    }
 }
 
 /// Drops what is free in pages of objects, as far as this thread knows of it.

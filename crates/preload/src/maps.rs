@@ -233,6 +233,12 @@ impl Maps {
     }
 }
 
+/// Whether a part of a range of a region cannot be read: it has no access, or guards.
+pub fn hides_any(range: &Range<usize>) -> bool {
+    let maps = &table().maps;
+    [&maps.closed, &maps.guarded].iter().any(|hidden| hidden.first_within(range).is_some())
+}
+
 /// What the calls get as a range: whole pages.
 fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(libc::ENOMEM)?;

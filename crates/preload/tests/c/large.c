@@ -118,6 +118,18 @@ static int with_a_guard(void) {
   if (pipe(pipes)) return 1;
   // The kernel reads no guard.
   if (write(pipes[1], grown + (guard - block), 1) >= 0) return 1;
+  // Nor does anybody where the block becomes short, or a little longer again, nor what has no access.
+  enum { CLOSED = 7, SHORT = 500000, LONGER = 700000 };
+  if (mprotect(grown + CLOSED * PAGE, PAGE, PROT_NONE)) return 1;
+  for (int round = 0; round < 2; round++) {
+    grown = realloc(grown, round ? LONGER : SHORT);
+    if (!grown || write(pipes[1], grown + GUARD * PAGE, 1) >= 0) return 1;
+    if (write(pipes[1], grown + CLOSED * PAGE, 1) >= 0) return 1;
+    for (size_t page = CLOSED + 1; page < SHORT / PAGE; page++) {
+      if (*(page_of(grown, page) + page % 512) != (page % 8 ? 1 + page : 0)) return 1;
+    }
+  }
+  if (mprotect(grown + CLOSED * PAGE, PAGE, PROT_READ) || page_of(grown, CLOSED)[CLOSED] != 1 + CLOSED) return 1;
   free(grown), free(behind);
   // And none stays behind.
   block = malloc(LEN);
