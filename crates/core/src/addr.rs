@@ -57,6 +57,15 @@ impl PageRange {
     pub fn pages(self) -> impl Iterator<Item = PageNo> {
         (self.first.0..self.end().0).map(PageNo)
     }
+    /// The range in pieces of at most `most` pages, in order.
+    pub fn pieces(self, most: u64) -> impl Iterator<Item = PageRange> {
+        let mut rest = self;
+        core::iter::from_fn(move || {
+            let piece = PageRange { count: rest.count.min(most), ..rest };
+            rest = PageRange { first: piece.end(), count: rest.count - piece.count };
+            (piece.count > 0).then_some(piece)
+        })
+    }
 }
 
 /// A frame of the domain's pool, by its number in the pool: the physical page that the domain holds, wherever it is

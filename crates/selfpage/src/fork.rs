@@ -558,6 +558,24 @@ mod tests {
         assert!(all.as_slice::<u64>().iter().all(|word| *word == 7));
     }
 
+    #[test]
+    fn a_fork_comes_between_pages_of_a_region_that_is_protected() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let region = domain.region((1 << 22) * PAGE_BYTES).zero().unwrap();
+        let (state, range, mut between) = (domain.life().inner.state(), region.core().range, 0);
+        let is_protected = |page| protect::protection(state, page) == Some(Protection::Read);
+        std::thread::scope(|scope| {
+            scope.spawn(|| region.protect(0, region.len_bytes(), Protection::Read).unwrap());
+            while !is_protected(PageNo(range.end().0 - 1)) {
+                let begun = is_protected(range.first);
+                prepare();
+                parent();
+                between += u32::from(begun && !is_protected(PageNo(range.end().0 - 1)));
+            }
+        });
+        assert!(between > 0, "it waits until all of them are protected");
+    }
+
     /// A child that was forked while the first domain was being made may have them twice.
     #[test]
     fn handlers_that_are_installed_twice_do_their_work_once() {

@@ -370,12 +370,14 @@ pub fn end(domain: &DomainState, regions: &[&Region]) {
 /// # Context
 /// As for [`arm`].
 pub fn join(domain: &DomainState, region: &Region) {
-    let _inside = domain.gate.enter(domain.mmu);
     region.sets.joined.store(1, Ordering::Release);
     // Armed pages of an earlier part stay armed: whoever writes to one says so.
     let armed = |page: &PageNo| region.word(*page).is_some_and(|word| word.load().wishes().copied_first());
-    for page in region.range.pages().filter(|page| !armed(page)) {
-        region.sets.unarmed.insert(region.index(page));
+    for piece in region.range.pieces(MOST_LOOKS.into()) {
+        let _inside = domain.gate.enter(domain.mmu);
+        for page in piece.pages().filter(|page| !armed(page)) {
+            region.sets.unarmed.insert(region.index(page));
+        }
     }
 }
 

@@ -94,7 +94,8 @@ fn protect_with_room<const ROOM: usize>(
             let claimed = [(PageNo(0), Frame(0), Wishes::NONE); ROOM];
             let mut stretch = Stretch { domain, region, claimed, len: 0 };
             let step;
-            (next, step) = stretch.claim(PageRange { first: at, count: range.end().0 - at.0 }, protection);
+            let count = (range.end().0 - at.0).min(range::MOST_LOOKS);
+            (next, step) = stretch.claim(PageRange { first: at, count }, protection);
             failed = match (stretch.apply(protection), &step) {
                 (Err(failed), _) => Some(failed),
                 (Ok(()), Step::Done(Outcome::Violation)) => Some((next, Unprotected::Pinned)),
@@ -112,9 +113,11 @@ fn protect_with_room<const ROOM: usize>(
 }
 
 fn first_pinned(domain: &DomainState, range: PageRange) -> Option<PageNo> {
-    let _inside = domain.gate.enter(domain.mmu);
-    let region = domain.regions.find(range.first)?;
-    range.pages().find(|page| region.word(*page).is_some_and(|word| word.load().pins() > 0))
+    range.pieces(range::MOST_LOOKS).find_map(|piece| {
+        let _inside = domain.gate.enter(domain.mmu);
+        let region = domain.regions.find(piece.first)?;
+        piece.pages().find(|page| region.word(*page).is_some_and(|word| word.load().pins() > 0))
+    })
 }
 
 /// How `page` is protected now. `None`: it is in no region.

@@ -26,7 +26,7 @@ use crate::tracer::Kind;
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
 /// Pages looked at between two visits of the gate: less than a millisecond's worth where nothing is to be done about them.
-const MOST_LOOKS: u64 = 1 << 15;
+pub(super) const MOST_LOOKS: u64 = 1 << 15;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
 pub(super) fn settle_step(domain: &DomainState, page: PageNo, work: impl FnMut(&Region) -> Step) -> Outcome {
