@@ -271,23 +271,29 @@ static void forks_just_before(void) {
   CHECK(waitpid(forked, &status, 0) == forked && WIFEXITED(status) && WEXITSTATUS(status) == 8);
   say_ok(), exit(8);
 }
-// Another thread sets a filter when one has been refused, and the record that is not the last is being taken back.
+// Another thread sets a filter when a call has failed that the record was written for, and the record that is not the last is taken back.
 static void *sets_one_there(void *of) { wait_for(THERE), sets_one(), *progress = DONE; return of; }
-static void lets_it(pid_t stepped) {
+static void lets_it(pid_t traced) {
   *progress = THERE;
   // It may have to wait for the thread that is stopped here.
   for (int i = 0; i < 5 && *progress != DONE; i++) while_main_ends();
   *progress = DONE;
 }
-static void sets_one_afterwards(void) {
-  const int calls[] = {SYS_seccomp, SYS_open};
-  struct sock_fprog empty = {0, 0};
+static void sets_one_after(int call, void (*fails)(void)) {
+  const int calls[] = {call, SYS_open};
   stop_before(calls, 2, lets_it);
   CHECK(!pthread_create(&other, 0, sets_one_there, 0));
-  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &empty) == -1 && errno == EINVAL);
+  fails();
   CHECK(!pthread_join(other, 0));
   work(), say_ok(), exit(8);
 }
+static void sets_an_empty_one(void) {
+  struct sock_fprog empty = {0, 0};
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &empty) == -1 && errno == EINVAL);
+}
+static void executes_nothing(void) { CHECK(execl("/proc/self/nothing", "nothing", (char *)0) == -1 && errno == ENOENT); }
+static void sets_one_after_a_refusal(void) { sets_one_after(SYS_seccomp, sets_an_empty_one); }
+static void sets_one_after_an_exec(void) { sets_one_after(SYS_execve, executes_nothing); }
 // Threads that hand the rest on to one another, and end, after the first has: at each moment there is one.
 static time_t until;
 static void *hands_on(void *unused) {
@@ -313,7 +319,7 @@ static const struct one_case cases[] = {
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
   CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
-  CASE(sets_one_meanwhile), CASE(sets_one_afterwards), CASE(forks_just_before), CASE(handed_on),
+  CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
