@@ -5,12 +5,14 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Place};
 
+use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
 use crate::region::{Bound, Builder};
 use crate::{fork, maps};
@@ -26,6 +28,8 @@ const TRIES: u32 = 256;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Placement {
     Anywhere,
+    /// The same of a clone, which is made in its domain's turn to cut. A fork that holds the list of all domains may wait for that turn.
+    InTurn,
     At(usize),
     FarFromAll,
 }
@@ -48,9 +52,17 @@ impl Builder<'_> {
 }
 
 /// Reserves fresh anonymous memory there, in no region of any domain of which the program has unmapped a part. Returns its address.
-pub(crate) fn reserve(placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
+///
+/// One in its domain's turn is reserved in no such region of its own domain.
+pub(crate) fn reserve(inner: &Inner, placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
+    let refused = |errno| Error::system("reserve", object, errno);
     match placement {
-        Placement::Anywhere => reserve_anywhere(len_bytes).map_err(|errno| Error::system("reserve", object, errno)),
+        Placement::Anywhere => reserve_anywhere(len_bytes).map_err(refused),
+        Placement::InTurn => {
+            let bytes = |bound: &Arc<Bound>| bound.addresses().len();
+            let own = |place: &_| inner.regions().values().find(|bound| has_part(bound, place)).map(bytes);
+            reserve_outside(len_bytes, own).map_err(refused)
+        }
         Placement::At(addr) => reserve_at(addr, len_bytes, object),
         Placement::FarFromAll => reserve_far(len_bytes, object),
     }
@@ -61,12 +73,16 @@ pub(crate) fn reserve(placement: Placement, len_bytes: usize, object: &str) -> R
 fn of_region_at<T>(addresses: &Range<usize>, of: impl Fn(&Bound) -> T) -> Option<T> {
     let mut found = None;
     fork::each_region(|bound| {
-        let all = bound.addresses();
-        if all.start < addresses.end && addresses.start < all.end {
+        if has_part(bound, addresses) {
             found = Some(of(bound));
         }
     });
     found
+}
+
+fn has_part(bound: &Bound, addresses: &Range<usize>) -> bool {
+    let all = bound.addresses();
+    all.start < addresses.end && addresses.start < all.end
 }
 
 /// The same where the kernel likes.
@@ -74,10 +90,18 @@ fn of_region_at<T>(addresses: &Range<usize>, of: impl Fn(&Bound) -> T) -> Option
 /// # Errors
 /// There is no other place than in such regions.
 pub(crate) fn reserve_anywhere(len_bytes: usize) -> std::result::Result<usize, Errno> {
+    reserve_outside(len_bytes, |place| of_region_at(place, |bound| bound.addresses().len()))
+}
+
+/// Where the kernel likes, but in none of the regions of which `region_bytes` tells how long the one is that has a part of a place.
+fn reserve_outside(
+    len_bytes: usize,
+    region_bytes: impl Fn(&Range<usize>) -> Option<usize>,
+) -> std::result::Result<usize, Errno> {
     // Access comes later: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
     // SAFETY: owned-range: a fresh mapping.
     let map = |len_bytes| unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) };
-    let region_bytes = |start| of_region_at(&(start..start + len_bytes), |bound| bound.addresses().len());
+    let region_bytes = |start| region_bytes(&(start..start + len_bytes));
     let found = map(len_bytes)?;
     let Some(mut more_bytes) = region_bytes(found) else { return Ok(found) };
     // One that is longer by that region reaches out of it, at one of its ends; there may be another region.

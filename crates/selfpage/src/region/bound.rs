@@ -108,7 +108,7 @@ impl Bound {
         let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 7 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
-        let start = placement::reserve(builder.placement, len_bytes, &object())?;
+        let start = placement::reserve(inner, builder.placement, len_bytes, &object())?;
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
