@@ -98,11 +98,13 @@ pub fn would_pass(heap_bytes: usize, bytes: usize) -> bool {
 /// Any but a trap's, with nothing allocated: a handler of a signal may map memory. In one that has interrupted this allocator nothing is
 /// done, nor where somebody else is at it for longer than some milliseconds.
 pub fn make_room(bytes: usize) {
-    while let Some((limit_bytes, kept_bytes)) = look_soon() {
+    while let Some(Seen { limit_bytes, kept_bytes, counted_bytes }) = look_soon() {
         if limit_bytes == usize::MAX || kept_bytes == 0 {
             return;
         }
-        let excess = anonymous_bytes().saturating_add(bytes).saturating_sub(limit_bytes - left_bytes(limit_bytes));
+        // Where files cannot be opened or read, as where memory is used up, it counts as if all were there that it may touch.
+        let taken_bytes = anonymous_bytes().unwrap_or(counted_bytes);
+        let excess = taken_bytes.saturating_add(bytes).saturating_sub(limit_bytes - left_bytes(limit_bytes));
         // Not all that counts as kept has frames: then more of it has to go.
         let keep_bytes = kept_bytes.saturating_sub(excess);
         if excess == 0 || block::give_back(keep_bytes, frames::drop_frames, Patience::Leaves) == 0 {
@@ -111,8 +113,17 @@ pub fn make_room(bytes: usize) {
     }
 }
 
-/// The limit, and what is kept. `None`: this thread has the allocator, or somebody who may not be there at all, in the child of a bare clone.
-fn look_soon() -> Option<(usize, usize)> {
+/// What [`make_room`] goes by.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    limit_bytes: usize,
+    kept_bytes: usize,
+    /// Of blocks, what is kept of them, and the object heap.
+    counted_bytes: usize,
+}
+
+/// `None`: this thread has the allocator, or somebody who may not be there at all, in the child of a bare clone.
+fn look_soon() -> Option<Seen> {
     let mut rounds = Rounds::new();
     for _ in 0..MOST_LOOKS {
         if PAGES.is_own() {
@@ -120,20 +131,25 @@ fn look_soon() -> Option<(usize, usize)> {
         }
         if let Some(pages) = PAGES.try_take() {
             let retention = &pages.retention;
-            return Some((retention.limit_bytes, retention.framed_bytes - retention.live_bytes));
+            return Some(Seen {
+                limit_bytes: retention.limit_bytes,
+                kept_bytes: retention.framed_bytes - retention.live_bytes,
+                counted_bytes: retention.framed_bytes.saturating_add(retention.heap_bytes),
+            });
         }
         rounds.pass();
     }
     None
 }
 
-/// What the process has in memory that is no file's; 0: nobody says.
-fn anonymous_bytes() -> usize {
+/// What the process has in memory that is no file's. `None`: nobody says.
+fn anonymous_bytes() -> Option<usize> {
     let mut text = [0; 128];
-    let _ = File::open(c"/proc/thread-self/statm").and_then(|file| file.read(&mut text));
-    let mut pages = text.split(|byte| *byte == b' ').skip(1).filter_map(|word| str::from_utf8(word).ok()?.parse().ok());
-    let [resident, of_files] = [(); 2].map(|()| pages.next().unwrap_or(0usize));
-    resident.saturating_sub(of_files) * PAGE_BYTES
+    File::open(c"/proc/thread-self/statm").and_then(|file| file.read(&mut text)).ok()?;
+    let mut pages =
+        text.split(|byte| *byte == b' ').skip(1).map(|word| str::from_utf8(word).ok()?.parse::<usize>().ok());
+    let [resident, of_files] = [pages.next()??, pages.next()??];
+    Some(resident.saturating_sub(of_files) * PAGE_BYTES)
 }
 
 /// The child of a fork may come to be in another group.
@@ -192,6 +208,22 @@ mod tests {
             look();
             takes(64 << 20);
             assert!(!is_due());
+        });
+    }
+
+    #[test]
+    fn who_cannot_see_what_it_has_in_memory_makes_room_by_what_it_counts() {
+        const BYTES: usize = 64 << 20;
+        fork::register();
+        child::forked(|| {
+            let block = block::allocate(BYTES, 1).unwrap();
+            // SAFETY: slot-held: ours, and gone afterwards.
+            unsafe { block::free(block) };
+            PAGES.take().retention.limit_bytes = 2 * BYTES;
+            child::opens_nothing();
+            make_room(BYTES);
+            let kept_bytes = block::stats().retained_bytes - block::stats().live_bytes;
+            assert!(kept_bytes < BYTES, "all of it is kept");
         });
     }
 
