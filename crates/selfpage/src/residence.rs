@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::linux::probe;
 
+use crate::alloc;
 use crate::doctor::setting;
 
 /// Whether the kernel may swap the frames out behind the domain's back.
@@ -98,11 +99,7 @@ impl Swapping {
 /// The directory of this process's cgroup for `controller` (empty: the unified tree, mounted as `kind`).
 fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
     let groups = fs::read_to_string("/proc/thread-self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
-        controllers.split(',').any(|one| one == controller).then_some(path)
-    })?;
+    let path = alloc::cgroup::way(&groups, |controllers| controllers.split(',').any(|one| one == controller))?;
     let mounts = fs::read_to_string("/proc/thread-self/mounts").ok()?;
     let root = mounts.lines().find_map(|line| {
         let fields: Vec<_> = line.split(' ').collect();

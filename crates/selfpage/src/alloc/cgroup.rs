@@ -121,9 +121,9 @@ impl<'a> Group<'a> {
 }
 
 /// The way to the process's group in the hierarchy whose controllers are meant; `groups` is what `/proc/thread-self/cgroup` says.
-fn way(groups: &str, is_meant: impl Fn(&str) -> bool) -> Option<&str> {
-    let ways = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    ways.filter(|(controllers, _)| is_meant(controllers)).map(|(_, way)| way.trim_end_matches('/')).next()
+pub(crate) fn way(groups: &str, is_meant: impl Fn(&str) -> bool) -> Option<&str> {
+    let mut ways = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    ways.find(|(controllers, _)| is_meant(controllers)).map(|(_, way)| way.trim_end_matches('/'))
 }
 
 /// The process's group of version 2, in both places where that may be mounted: it may be beside version 1.

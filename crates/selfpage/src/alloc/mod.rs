@@ -30,7 +30,7 @@
 pub mod batch;
 mod block;
 mod cache;
-mod cgroup;
+pub(crate) mod cgroup;
 mod class;
 mod culprit;
 mod file;
