@@ -166,8 +166,8 @@ impl Way<'_> {
     }
 
     /// Claims a page and its new place: nobody finds that empty before the contents come. What the two were; `None`: look
-    /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place, or it was given up, [`Outcome::Protected`]: the
-    /// old one was.
+    /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place,
+    /// or it was given up, [`Outcome::Protected`]: the old one was.
     fn claim(&self, context: Context, page: PageNo) -> Result<Option<(Word, Word)>, Step> {
         let (domain, there) = (self.domain, self.there(page));
         let (Some(word), Some(word_there)) = (self.from.word(page), self.to.word(there)) else {

@@ -33,6 +33,17 @@ struct Stage {
 }
 
 impl Stage {
+    /// The same with a page that many pages on.
+    fn at(self, step: u64) -> Stage {
+        Stage { page: self.page.plus(step), ..self }
+    }
+
+    /// Moves pages, all told by how far they are from this one.
+    fn relocate(self, step: u64, count: u64, to: u64) -> Result<(), (PageNo, Unmoved)> {
+        let from = PageRange { first: self.at(step).page, count };
+        relocate::relocate(&self.world.domain, Context::Normal, from, self.at(to).page)
+    }
+
     fn index(self) -> u64 {
         self.region.index(self.page)
     }
@@ -315,54 +326,45 @@ fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
     }
 }
 
+/// Runs a script on the stage whose first three pages are 1, 2 and 3, the second in the store alone.
+fn on_three_pages(script: impl FnOnce(Stage)) {
+    on_stage(0, |stage| {
+        for (step, value) in (0..3).zip(1..) {
+            stage.at(step).write(value);
+        }
+        stage.at(1).evict();
+        script(stage);
+        stage.world.mmu.check();
+    });
+}
+
 /// One of several pages that are to move is given up: it stays, and so do those behind it.
 #[test]
 fn what_is_given_up_does_not_move() {
-    on_stage(0, |stage| {
-        let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
-        let at = |step| Stage { page: stage.page.plus(step), ..stage };
-        for (step, value) in (0..3).zip(1..) {
-            at(step).write(value);
-        }
-        at(1).evict();
+    on_three_pages(|stage| {
+        let (mmu, at) = (stage.world.mmu, |step| stage.at(step));
         stage.region.given_up.insert(at(1).index());
-        let from = PageRange { first: stage.page, count: 3 };
-        let moved = relocate::relocate(domain, Context::Normal, from, at(4).page);
-        assert_eq!(moved, Err((at(1).page, Unmoved::GivenUp)));
+        assert_eq!(stage.relocate(0, 3, 4), Err((at(1).page, Unmoved::GivenUp)));
         assert_eq!([4, 5, 6].map(|step| mmu.read(at(step).page)), [Some([1, 0]), None, None]);
         assert_eq!((at(1).word().0, mmu.read(at(2).page)), (State::Absent, Some([3, 0])));
         stage.region.given_up.remove(at(1).index());
-        assert_eq!(
-            relocate::relocate(domain, Context::Normal, PageRange { first: at(1).page, count: 2 }, at(5).page),
-            Ok(())
-        );
-        mmu.check();
+        assert_eq!(stage.relocate(1, 2, 5), Ok(()));
     });
 }
 
 /// Nor does anything move to what is given up: who finds its mark there knows that contents are gone.
 #[test]
 fn nothing_moves_to_what_is_given_up() {
-    on_stage(0, |stage| {
-        let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
-        let at = |step| Stage { page: stage.page.plus(step), ..stage };
-        for (step, value) in (0..3).zip(1..) {
-            at(step).write(value);
-        }
-        at(1).evict();
-        let relocate = |step, count, to| {
-            let from = PageRange { first: at(step).page, count };
-            relocate::relocate(domain, Context::Normal, from, at(to).page)
-        };
+    on_three_pages(|stage| {
+        let (mmu, at) = (stage.world.mmu, |step| stage.at(step));
         stage.region.given_up.insert(at(5).index());
-        assert_eq!(relocate(0, 3, 4), Err((at(1).page, Unmoved::Closed)));
-        assert_eq!(relocate(2, 1, 5), Err((at(2).page, Unmoved::Closed)));
+        assert_eq!(stage.relocate(0, 3, 4), Err((at(1).page, Unmoved::Closed)));
+        assert_eq!(stage.relocate(2, 1, 5), Err((at(2).page, Unmoved::Closed)));
         assert_eq!([4, 5, 6].map(|step| mmu.read(at(step).page)), [Some([1, 0]), None, None]);
         assert_eq!((at(1).word().0, mmu.read(at(2).page)), (State::Absent, Some([3, 0])));
         stage.region.given_up.remove(at(5).index());
-        assert_eq!(relocate(1, 2, 5), Ok(()));
+        assert_eq!(stage.relocate(1, 2, 5), Ok(()));
         assert_eq!(mmu.read(at(6).page), Some([3, 0]));
-        mmu.check();
     });
 }
 
