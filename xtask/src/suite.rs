@@ -90,6 +90,7 @@ struct Summary {
     begun: usize,
     all: Tally,
     skips: Vec<Skip>,
+    panics: Vec<String>,
     failures: Vec<String>,
 }
 
@@ -113,13 +114,15 @@ impl Summary {
         println!("[{number}/{}] {name}: {word} after {:.1} s\n", self.steps, at.elapsed().as_secs_f64());
         self.all += verdict.tally;
         self.skips.extend(report.skips);
+        self.panics.extend(report.panics.lines.into_iter().map(|line| format!("{name}: {line}")));
         self.failures.extend(report.failed_tests.iter().map(|test| format!("FAILED {name}: test {test}")));
-        self.failures.extend(report.panics.lines.iter().map(|line| format!("    {line}")));
         self.failures.extend(verdict.failure.map(|why| format!("FAILED {name}: {why}")));
     }
 
+    /// Whoever keeps only the end of what was printed still reads what failed.
     fn print(&self) {
         self.skips.iter().for_each(|skip| println!("{skip}"));
+        self.panics.iter().for_each(|line| println!("{line}"));
         self.failures.iter().for_each(|failure| println!("{failure}"));
     }
 }
