@@ -176,16 +176,16 @@ fn nobody_is_in_a_domain_that_was_left_around_a_fork_in_a_handler() {
             libc::signal(libc::SIGUSR1, child::fork_here as *const () as usize);
             libc::pthread_self()
         };
-        let (mut reader, enough) = (Some(reader()), AtomicBool::new(false));
+        let mut reader = Some(reader());
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !enough.load(SeqCst) {
+            let sender = scope.spawn(|| {
+                while child::FORKS.load(SeqCst) < FORKS {
                     std::thread::sleep(Duration::from_micros(150));
                     // SAFETY: the thread lives until the scope's end.
                     unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
                 }
             });
-            while child::FORKS.load(SeqCst) < FORKS {
+            let mut turn = || {
                 child::child_ends_after(|| {
                     drop(reader.as_ref().unwrap().0.enter().unwrap());
                     if child::IS_CHILD.load(SeqCst) {
@@ -193,8 +193,12 @@ fn nobody_is_in_a_domain_that_was_left_around_a_fork_in_a_handler() {
                         assert!(ends(domain, memory), "a domain that nobody is in keeps its memory");
                     }
                 });
+            };
+            while !sender.is_finished() {
+                turn();
             }
-            enough.store(true, SeqCst);
+            // The last signal comes with the first system call of this one: a child goes no further, where it has no sender to wait for.
+            turn();
         });
     });
 }
