@@ -120,7 +120,8 @@ fn a_sample_of_some_pages_brackets_the_truth() {
         let usage = sample.usage().unwrap();
         assert_eq!((usage.in_core, usage.sampled), (1024, 128));
         let size = usage.working_set();
-        assert!(size.most_bytes < 1024 * PAGE as u64 / 2, "{size:?}");
+        // A quarter is used. That the upper bound comes to a half happens once in a quarter of a million samples, and there are 200.
+        assert!(size.most_bytes < 1024 * PAGE as u64 * 5 / 8, "{size:?}");
         inside += u32::from((size.least_bytes..=size.most_bytes).contains(&(256 * PAGE as u64)));
     }
     // At 95 % 190 or more are to be expected. Bounds are whole pages, so that these hold at 96.2 %: fewer than 177 come once in a
