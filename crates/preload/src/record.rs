@@ -373,26 +373,31 @@ pub extern "C" fn end() {
 }
 
 fn write_if_due(lasts: Lasts) {
-    // Another thread that had written may be taking it back.
-    if !will_write() {
+    loop {
+        if will_write() && write(lasts) {
+            return;
+        }
+        // Whoever ends the process now would end it before the other thread has written.
         await_writer();
-    }
-    if will_write() {
-        write(lasts);
+        // That may have taken back what it had written.
+        if !will_write() {
+            return;
+        }
     }
 }
 
-fn write(lasts: Lasts) {
+/// Whether it was this thread that did: another one may have been first.
+fn write(lasts: Lasts) -> bool {
     let pid = sys::pid();
     // A handler of a signal that ended the process here would wait for its own thread.
-    let quiet = Quiet::begin();
+    let _quiet = Quiet::begin();
     if WRITER.compare_exchange(pid, pid | WRITING, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        drop(quiet);
-        return await_writer();
+        return false;
     }
     write_line(pid, lasts);
     WRITER.store(0, Ordering::SeqCst);
     futex::wake(&WRITER, u32::MAX);
+    true
 }
 
 fn write_line(pid: u32, lasts: Lasts) {
