@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod denied;
+mod domains;
 mod held;
 mod once;
 mod sealed;
@@ -19,12 +20,11 @@ mod streams;
 mod turn;
 
 use std::fmt::Write;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use arrayvec::ArrayString;
-use selfpage_core::addr::{Frame, PageBytes, PageNo};
+use selfpage_core::addr::{Frame, PageBytes};
 use selfpage_core::fault::protect;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::die;
@@ -37,6 +37,7 @@ use crate::cancel::Uncancelled;
 use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Inner, Open, Part, Regions};
 use crate::error::{Error, Kind};
+use crate::placement::taken;
 use crate::region::Bound;
 use crate::store::{BackingStore, Descriptor, OwnFiles, Reserved, StoreError, forget_numbers};
 use crate::trap::{thread, upcall};
@@ -44,12 +45,13 @@ use crate::undisturbed::{self, Locked};
 use crate::{descriptors, dirty, protection, snapshot};
 
 pub(crate) use denied::check;
+use domains::DOMAINS;
+pub(crate) use domains::{delist, each_region, enlist, find_tracked, is_in_no_region};
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;
 use stack::KeptStack;
 use turn::Turn;
 
-static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 static ATTENDED: Once<()> = Once::new();
 static PAUSE: OverFork<Pause> = OverFork::nothing();
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
@@ -61,6 +63,7 @@ struct Pause {
     /// Those of which the child gets no region.
     withheld: Vec<PausedStore>,
     stack: Option<KeptStack>,
+    taken: taken::Held,
     locks: Locks,
     turn: Turn,
     /// Last.
@@ -113,40 +116,6 @@ pub fn attend() {
     });
 }
 
-/// Has forks take care of the domain.
-pub(crate) fn enlist(inner: &Arc<Inner>) {
-    let mut domains = undisturbed::lock(&DOMAINS);
-    domains.retain(|domain| domain.strong_count() > 0);
-    domains.push(Arc::downgrade(inner));
-}
-
-/// Ends that.
-pub(crate) fn delist(inner: &Arc<Inner>) {
-    let mut domains = undisturbed::lock(&DOMAINS);
-    domains.retain(|domain| !std::ptr::eq(domain.as_ptr(), Arc::as_ptr(inner)));
-}
-
-/// The tracked region that a range has a page in.
-pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
-    let domains = undisturbed::lock(&DOMAINS);
-    domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
-}
-
-/// Calls `each` with all regions of all domains.
-pub(crate) fn each_region(mut each: impl FnMut(&Bound)) {
-    let domains = undisturbed::lock(&DOMAINS);
-    domains.iter().filter_map(Weak::upgrade).for_each(|domain| domain.regions().values().for_each(|bound| each(bound)));
-}
-
-/// Whether a page is in no region of any domain; no for one of which that cannot be told without waiting, as in the handlers of a fork.
-///
-/// # Context
-/// Normal, with signals blocked: a handler that forked would wait for its own thread.
-pub(crate) fn is_in_no_region(page: PageNo) -> bool {
-    let Ok(domains) = DOMAINS.try_lock() else { return false };
-    domains.iter().filter_map(Weak::upgrade).all(|domain| domain.has_not(page))
-}
-
 /// Whether the process was forked since forks are attended to.
 pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
@@ -171,12 +140,12 @@ fn pause() -> Pause {
     let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(is_alive).collect();
     // While frames can be had for it.
     let stack = KeptStack::keep(&alive);
-    let mut domains = hold(alive);
+    let (mut domains, taken) = hold(alive);
     close_gates(&mut domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
     let (stores, withheld) = take_back(stores, &domains);
-    Pause { mask, domains, stores, withheld, stack, locks, turn, _uncancelled: uncancelled }
+    Pause { mask, domains, stores, withheld, stack, taken, locks, turn, _uncancelled: uncancelled }
 }
 
 extern "C" fn parent() {
@@ -188,6 +157,7 @@ extern "C" fn parent() {
         domain.resume_in_parent();
     }
     drop(pause.stack);
+    drop(pause.taken);
     drop(pause.locks);
     drop(pause.turn);
     signal::restore(pause.mask);
@@ -196,6 +166,8 @@ extern "C" fn parent() {
 extern "C" fn child() {
     let Some(mut pause) = PAUSE.let_go() else { return };
     IS_CHILD.store(true, Ordering::Relaxed);
+    // The regions that a child does not get leave it.
+    drop(pause.taken);
     thread::forget_all();
     forget_numbers();
     upcall::forget_users();
@@ -247,9 +219,9 @@ impl Locks {
     }
 }
 
-/// Holds the domains' regions and policies. All before the first gate closes, and in this order: whoever has a domain's regions may
+/// Holds the domains' regions, the list of their addresses, and the policies. All before the first gate closes, and in this order: whoever has a domain's regions may
 /// touch an absent page, perhaps of another domain, which takes a gate that is open and an evictor.
-fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
+fn hold(inners: Vec<Arc<Inner>>) -> (Vec<PausedDomain>, taken::Held) {
     // SAFETY: fork-held: the guards are dropped before `inner`, which keeps what they borrow alive and in place.
     let still = |inner: &Arc<Inner>| -> &'static Inner { unsafe { &*Arc::as_ptr(inner) } };
     let mut held = Vec::new();
@@ -268,6 +240,7 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
         });
         with_parts.push((regions, parts, openable, inner));
     }
+    let taken = taken::hold();
     let mut domains = Vec::new();
     for (regions, parts, openable, inner) in with_parts {
         // Nothing more is evicted from here on.
@@ -282,7 +255,7 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
             inner,
         });
     }
-    domains
+    (domains, taken)
 }
 
 /// How often a fork waits while nothing of what a domain has in frames alone goes to where a child can have it: a filter of the program's may

@@ -4,18 +4,18 @@
 //! AVM §2.1: in an address space that is sparse enough, memory at a random address is isolated from code that does not know it.
 #![allow(unsafe_code)]
 
+pub(crate) mod taken;
+
 use std::ops::Range;
-use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Place};
 
-use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
-use crate::region::{Bound, Builder};
-use crate::{fork, maps};
+use crate::maps;
+use crate::region::Builder;
 
 /// Addresses that every x86-64 machine gives to programs.
 const SPACE: Range<usize> = 0x1_0000..0x7fff_ffff_f000;
@@ -28,8 +28,6 @@ const TRIES: u32 = 256;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Placement {
     Anywhere,
-    /// The same of a clone, which is made in its domain's turn to cut. A fork that holds the list of all domains may wait for that turn.
-    InTurn,
     At(usize),
     FarFromAll,
 }
@@ -52,56 +50,23 @@ impl Builder<'_> {
 }
 
 /// Reserves fresh anonymous memory there, in no region of any domain of which the program has unmapped a part. Returns its address.
-///
-/// One in its domain's turn is reserved in no such region of its own domain.
-pub(crate) fn reserve(inner: &Inner, placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
-    let refused = |errno| Error::system("reserve", object, errno);
+pub(crate) fn reserve(placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
     match placement {
-        Placement::Anywhere => reserve_anywhere(len_bytes).map_err(refused),
-        Placement::InTurn => {
-            let bytes = |bound: &Arc<Bound>| bound.addresses().len();
-            let own = |place: &_| inner.regions().values().find(|bound| has_part(bound, place)).map(bytes);
-            reserve_outside(len_bytes, own).map_err(refused)
-        }
+        Placement::Anywhere => reserve_anywhere(len_bytes).map_err(|errno| Error::system("reserve", object, errno)),
         Placement::At(addr) => reserve_at(addr, len_bytes, object),
         Placement::FarFromAll => reserve_far(len_bytes, object),
     }
 }
 
-/// What `of` says of the region, of whichever domain, that has a part of these addresses, whether the program has unmapped that or not. What we
-/// registered there would be taken for the region's own, and go with it.
-fn of_region_at<T>(addresses: &Range<usize>, of: impl Fn(&Bound) -> T) -> Option<T> {
-    let mut found = None;
-    fork::each_region(|bound| {
-        if has_part(bound, addresses) {
-            found = Some(of(bound));
-        }
-    });
-    found
-}
-
-fn has_part(bound: &Bound, addresses: &Range<usize>) -> bool {
-    let all = bound.addresses();
-    all.start < addresses.end && addresses.start < all.end
-}
-
-/// The same where the kernel likes.
+/// The same where the kernel likes. What we registered in a region would be taken for that region's own, and go with it.
 ///
 /// # Errors
 /// There is no other place than in such regions.
 pub(crate) fn reserve_anywhere(len_bytes: usize) -> std::result::Result<usize, Errno> {
-    reserve_outside(len_bytes, |place| of_region_at(place, |bound| bound.addresses().len()))
-}
-
-/// Where the kernel likes, but in none of the regions of which `region_bytes` tells how long the one is that has a part of a place.
-fn reserve_outside(
-    len_bytes: usize,
-    region_bytes: impl Fn(&Range<usize>) -> Option<usize>,
-) -> std::result::Result<usize, Errno> {
     // Access comes later: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
     // SAFETY: owned-range: a fresh mapping.
     let map = |len_bytes| unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) };
-    let region_bytes = |start| region_bytes(&(start..start + len_bytes));
+    let region_bytes = |start| taken::region_at(&(start..start + len_bytes)).map(|region| region.addresses.len());
     let found = map(len_bytes)?;
     let Some(mut more_bytes) = region_bytes(found) else { return Ok(found) };
     // One that is longer by that region reaches out of it, at one of its ends; there may be another region.
@@ -142,11 +107,12 @@ fn reserve_at(addr: usize, len_bytes: usize, object: &str) -> Result<usize> {
     match unsafe { memory::map_anonymous(Place::Free(addr), len_bytes, Access::None) } {
         Ok(start) => {
             let end = start + len_bytes;
-            let Some(other) = of_region_at(&(start..end), |bound| bound.name.clone()) else { return Ok(start) };
+            let Some(other) = taken::region_at(&(start..end)) else { return Ok(start) };
             unmap(start, end);
             let cause = format!(
-                "it would lie in region {other}, of which the program has unmapped that part: drop that region first, or choose another \
-                 address"
+                "it would lie in region {}, of which the program has unmapped that part: drop that region first, or choose another \
+                 address",
+                other.name
             );
             Err(Error::new(Kind::Invalid, "reserve", object(), cause))
         }
@@ -168,7 +134,7 @@ fn occupied(addr: usize, len_bytes: usize) -> String {
 fn reserve_far(len_bytes: usize, object: &str) -> Result<usize> {
     let all = maps::of_this_process().map_err(|why| why.for_a(object))?;
     let mut taken: Vec<_> = all.into_iter().map(|mapping| mapping.range).collect();
-    fork::each_region(|bound| taken.push(bound.addresses()));
+    taken.extend(taken::all());
     for _ in 0..TRIES {
         let Some(start) = choose(len_bytes, &taken, random()?) else { continue };
         // SAFETY: owned-range: nothing that exists is replaced.

@@ -22,6 +22,7 @@ use selfpage_core::stack;
 use super::threads::Kept;
 use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
+use crate::placement::taken;
 use crate::region::Bound;
 use crate::store::{OwnFiles, Reserved, borrow_number};
 use crate::trap::ask::may_be_in_handler;
@@ -235,6 +236,7 @@ impl Inner {
         unsafe { self.mmu.adopt(Descriptors::ABSENT) };
         for bound in regions.values() {
             let _ = self.state.regions.remove(bound.core());
+            taken::remove(&bound.addresses());
             // What its pager has in a store is the parent's, and would be given back with it.
             std::mem::forget(bound.clone());
         }

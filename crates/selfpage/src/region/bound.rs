@@ -32,7 +32,7 @@ use crate::domain::{Inner, Life, MOST_REGIONS, threads};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
-use crate::placement;
+use crate::placement::{self, taken};
 use crate::store::{BackingStore, Numbered};
 use crate::trap::thread;
 use crate::trap::upcall::{self, MOST_DOMAINS};
@@ -108,7 +108,7 @@ impl Bound {
         let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 7 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
-        let start = placement::reserve(inner, builder.placement, len_bytes, &object())?;
+        let start = placement::reserve(builder.placement, len_bytes, &object())?;
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
@@ -176,6 +176,8 @@ impl Bound {
         // Before it can be found: an access by an old address would fail, and its page with it.
         inner.has_descriptors(&self, &known)?;
         inner.share_descriptors(&self, &numbers)?;
+        // Before it is shown: from then on the program may unmap a part, where nothing else is to come.
+        taken::insert(&self.addresses(), &self.name);
         self.show(inner, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
         regions.insert(self.region.range.first.0, self.clone());
         // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.

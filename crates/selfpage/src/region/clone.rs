@@ -15,7 +15,6 @@ use crate::config::DescriptorTable;
 use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
 use crate::handler::ONE_CLIENT;
-use crate::placement::Placement;
 use crate::store::BackingStore;
 
 impl Region {
@@ -75,7 +74,6 @@ impl Region {
         }
         let mut builder = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap);
         builder.source = Some(self.core());
-        builder.placement = Placement::InTurn;
         // Before the clone has addresses: handlers of signals are let in while this waits. And before it is in the map: from then on whoever
         // asks for a page of its waits for the cut.
         let turn = inner.cutting.begin();

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use selfpage_core::linux::memory;
 
 use super::Bound;
+use crate::placement::taken;
 
 /// The addresses of a region. They are given back when it has left its domain and no handler is asked about it: what that does is done by
 /// address. Whoever keeps the region for what it was (snapshots, samples) does not keep them: the program may map there what it likes.
@@ -30,8 +31,9 @@ impl Place {
         Place { addresses, holds: AtomicU32::new(1), left: OnceLock::new() }
     }
 
-    /// The region has left its domain, and of its mapping these parts are its own still.
+    /// The region has left its domain, and of its mapping these parts are its own still: nobody else's memory was registered in others.
     pub(super) fn leave(&self, parts: Vec<Range<usize>>) {
+        taken::remove(&self.addresses);
         let _ = self.left.set(Left { parts, process: std::process::id() });
         self.let_go();
     }
@@ -56,6 +58,7 @@ impl Bound {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.left.get().is_none() {
+            taken::remove(&self.addresses);
             unmap(&self.addresses);
         }
     }

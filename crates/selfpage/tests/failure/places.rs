@@ -1,14 +1,18 @@
 //! Addresses: a region comes at those of one that is gone, and leaves its own to whatever the program maps there.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::mpsc::channel;
 
+use selfpage::dirty::DirtyTracker;
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, FileAccess, Kind, Locking, Region, Sampling};
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
+use crate::scenario::{PAGE, check_pages, here, in_child, is_at, number_pages, own_number, until};
 use crate::skip::skip;
+use crate::store::Failing;
 
 const PAGES: usize = 16;
 
@@ -115,6 +119,21 @@ fn a_region_in_a_hole_of_another_is_told_why_it_cannot_be() {
     .well();
 }
 
+/// Has the kernel have no room for `len_bytes` above a hole that is longer.
+fn fill_up_to(hole: &Range<usize>, len_bytes: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    loop {
+        // SAFETY: test: fresh memory, which nobody uses.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        if hole.contains(&at.addr()) {
+            // SAFETY: test: as above.
+            assert_eq!(unsafe { libc::munmap(at, len_bytes) }, 0);
+            return;
+        }
+    }
+}
+
 /// Nor do another domain's frames.
 #[test]
 fn no_other_domain_comes_to_a_hole_of_a_region() {
@@ -123,25 +142,17 @@ fn no_other_domain_comes_to_a_hole_of_a_region() {
         let domain = Domain::with_frames(PAGES * PAGE).build().unwrap();
         let big = domain.region(MANY * PAGE).zero().unwrap();
         let hole = unmap(&big, MANY / 2..MANY);
-        // Until the kernel has no room elsewhere for what is as long as the frames.
-        loop {
-            let (len, flags) = (MANY / 16 * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: test: fresh memory, which nobody uses.
-            let at = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
-            if hole.contains(&at.addr()) {
-                // SAFETY: test: as above.
-                assert_eq!(unsafe { libc::munmap(at, len) }, 0);
-                break;
-            }
-        }
+        fill_up_to(&hole, MANY / 16 * PAGE);
         let other = Domain::with_frames(MANY / 16 * PAGE).build().unwrap();
         let mut region = other.region(MANY / 16 * PAGE).zero().unwrap();
         number_pages(&mut region);
-        assert!(!hole.contains(&region.as_ptr().addr()));
+        let clone = region.cow_clone(MemoryStore::new((MANY / 8 * PAGE) as u64).unwrap()).unwrap();
+        assert!([&region, &clone].iter().all(|region| !hole.contains(&region.as_ptr().addr())));
         drop(big);
         // They go to their frames and come back.
         drop(region.sample(Sampling::Whole).unwrap());
         check_pages(&region, 0..MANY / 16);
+        check_pages(&clone, 0..MANY / 16);
     })
     .well();
 }
@@ -157,6 +168,44 @@ fn a_region_far_from_all_comes_to_no_hole_of_another() {
         for _ in 0..50 {
             domain.region(PAGE).far_from_all().zero().unwrap();
         }
+    })
+    .well();
+}
+
+/// However long the store of another domain takes, whose regions are held as long as it takes frames away.
+#[test]
+fn domains_and_regions_are_made_while_another_domain_waits_for_its_store() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(4 * PAGES * PAGE).build().unwrap();
+        let store = Failing::new();
+        let mut region = domain.region(3 * PAGES * PAGE).stored_in(store.clone()).unwrap();
+        number_pages(&mut region);
+        store.holds_writes.store(true, SeqCst);
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| domain.remove_frames(3 * PAGES as u32).unwrap());
+            until("frames are taken away", || store.begun_writes.load(SeqCst) > 0);
+            // A tracker looks for regions that are tracked, and waits for these.
+            let (tell, told) = channel();
+            scope.spawn(move || {
+                tell.send(own_number()).unwrap();
+                let Ok(tracker) = DirtyTracker::new() else { return };
+                let mut own = vec![0u8; 4 * PAGE];
+                let start = own.as_mut_ptr().addr().next_multiple_of(PAGE);
+                // SAFETY: test: memory of its own.
+                let _ = unsafe { tracker.arm(start..start + PAGE) };
+            });
+            let tracks = told.recv().unwrap();
+            until("a tracker waits", || is_at(tracks, libc::SYS_futex).unwrap_or(true));
+            let made = scope.spawn(|| {
+                let other = Domain::with_frames(PAGES * PAGE).build().unwrap();
+                number_pages(&mut other.region(PAGES * PAGE).zero().unwrap());
+                number_pages(&mut other.region(PAGES * PAGE).far_from_all().zero().unwrap());
+            });
+            until("a domain and its regions are made", || made.is_finished());
+            assert!(!removed.is_finished(), "it did not wait");
+            store.holds_writes.store(false, SeqCst);
+        });
+        check_pages(&region, 0..3 * PAGES);
     })
     .well();
 }

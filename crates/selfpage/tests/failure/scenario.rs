@@ -185,3 +185,15 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+/// The number of the calling thread.
+pub fn own_number() -> i32 {
+    // SAFETY: test: a number.
+    unsafe { libc::gettid() }
+}
+
+/// Whether a thread of this process waits in the system call of this number; `None`: it has ended.
+pub fn is_at(thread: i32, call: libc::c_long) -> Option<bool> {
+    let said = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).ok()?;
+    Some(said.split(' ').next() == Some(&call.to_string()))
+}

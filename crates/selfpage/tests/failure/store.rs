@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use selfpage::pager::{Context, PagerError};
@@ -104,18 +104,21 @@ fn a_full_disk() {
     .well();
 }
 
-/// A store that fails as told: errno for reads and for writes, 0 for none. A write takes so long.
+/// A store that fails as told: errno for reads and for writes, 0 for none. A write takes so long, and as long as writes are held.
 pub struct Failing {
     store: MemoryStore,
     pub read: AtomicU32,
     pub write: AtomicU32,
     pub write_ms: AtomicU32,
+    pub holds_writes: AtomicBool,
+    pub begun_writes: AtomicU32,
 }
 
 impl Failing {
     pub fn new() -> Arc<Failing> {
         let store = MemoryStore::new(1 << 30).unwrap();
-        Arc::new(Failing { store, read: 0.into(), write: 0.into(), write_ms: 0.into() })
+        let [read, write, write_ms, begun_writes] = [(); 4].map(|()| AtomicU32::new(0));
+        Arc::new(Failing { store, read, write, write_ms, holds_writes: false.into(), begun_writes })
     }
 }
 
@@ -129,7 +132,9 @@ impl BackingStore for Failing {
         }
     }
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.begun_writes.fetch_add(1, SeqCst);
         std::thread::sleep(Duration::from_millis(self.write_ms.load(SeqCst).into()));
+        until("writes are held no more", || !self.holds_writes.load(SeqCst));
         match self.write.load(SeqCst) {
             0 => self.store.write(bloks),
             errno => bloks.iter_mut().for_each(|write| write.outcome = Err(PagerError::Io(errno as i32))),
