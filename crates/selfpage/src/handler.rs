@@ -6,7 +6,7 @@
 //! its own.
 #![allow(unsafe_code)]
 
-mod given_up;
+pub(crate) mod given_up;
 
 use std::ffi::c_void;
 use std::fmt;

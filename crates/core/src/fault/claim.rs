@@ -2,13 +2,13 @@
 
 use super::copy_first::begin_drop;
 use super::range::{Undone, settle_drop, settle_step};
-use super::{Outcome, Step};
+use super::{Absent, Outcome, Step, asked};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager};
-use crate::region::Region;
+use crate::region::{Access, Region};
 use crate::shortage::FrameWait;
 use crate::trace::Counters;
 use crate::tracer::Kind;
@@ -37,14 +37,28 @@ pub fn with_claim<T>(domain: &DomainState, page: PageNo, work: impl FnOnce(State
     result
 }
 
-/// Drops what `page` holds, as a discard does, and does `work` before anybody else may find it empty. `None`: the page is in no region.
+/// What [`super::still_asked`] says of a page whose word is `seen`.
+///
+/// # Context
+/// As for what [`with_emptied`] asks.
+pub fn still_asked(region: &Region, seen: Word, access: Access) -> Option<Outcome> {
+    asked(region, seen, access, Absent::Ask)
+}
+
+/// Drops what `page` holds, as a discard does, and does `work` before anybody else may find it empty. `None`: the page is in no region, or
+/// `still` says no of it and its word, inside the gate and before anything is done: it stays as it was.
 ///
 /// # Context
 /// As for [`with_claim`], on a thread that has the domain's descriptors.
 ///
 /// # Errors
 /// As for [`super::range::discard`]: the page is as it was, and `work` has not run.
-pub fn with_emptied<T>(domain: &DomainState, page: PageNo, work: impl FnOnce() -> T) -> Result<Option<T>, Undone> {
+pub fn with_emptied<T>(
+    domain: &DomainState,
+    page: PageNo,
+    still: impl Fn(&Region, Word) -> bool,
+    work: impl FnOnce() -> T,
+) -> Result<Option<T>, Undone> {
     let (mut work, mut result) = (Some(work), None);
     let outcome = settle_drop(domain, Context::Normal, &mut FrameWait::default(), page, |region| {
         let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
@@ -53,6 +67,10 @@ pub fn with_emptied<T>(domain: &DomainState, page: PageNo, work: impl FnOnce() -
         let seen = word.load();
         if seen.state() == State::Busy || seen.in_save() {
             return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
+        }
+        // What it says of the word holds: the claim fails where that has changed.
+        if !still(region, seen) {
+            return Step::Done(Outcome::Resolved);
         }
         let _dropping = match begin_drop(domain, Context::Normal, region, page, seen) {
             Ok(dropping) => dropping,

@@ -212,7 +212,7 @@ fn try_to_bring(
         if !region.allows(fault.access) {
             break Outcome::Violation;
         }
-        if let Some(outcome) = asked(region, page, fault.access, absent) {
+        if let Some(outcome) = region.word(page).and_then(|word| asked(region, word.load(), fault.access, absent)) {
             break outcome;
         }
         let time_ns = *began_ns.get_or_insert_with(|| domain.mmu.now_ns());
@@ -281,12 +281,12 @@ fn try_to_bring(
 pub fn still_asked(domain: &DomainState, fault: Fault) -> Option<Outcome> {
     let _inside = domain.gate.enter(domain.mmu);
     let page = fault.addr.page();
-    asked(domain.regions.find(page)?, page, fault.access, Absent::Ask)
+    let region = domain.regions.find(page)?;
+    asked(region, region.word(page)?.load(), fault.access, Absent::Ask)
 }
 
-/// What the program's handler is to be asked, if anything. Nobody is asked of a page that somebody is at: it is waited for.
-fn asked(region: &Region, page: PageNo, access: Access, absent: Absent) -> Option<Outcome> {
-    let seen = region.word(page)?.load();
+/// What the program's handler is to be asked of a page, if anything. Nobody is asked of one that somebody is at: it is waited for.
+fn asked(region: &Region, seen: Word, access: Access, absent: Absent) -> Option<Outcome> {
     match seen.state() {
         State::Busy => None,
         _ if seen.wishes().forbid(access) => Some(Outcome::Protected),

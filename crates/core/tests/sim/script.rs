@@ -317,7 +317,7 @@ fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
                     stage.region.guarded.insert(stage.index());
                     mmu.put(stage.page, 7);
                 };
-                assert_eq!(with_emptied(domain, stage.page, guard), Ok(Some(())));
+                assert_eq!(with_emptied(domain, stage.page, |_, _| true, guard), Ok(Some(())));
             });
             scheduler::run_by_looks().unwrap();
             assert_eq!((stage.word().0, mmu.read(stage.page)), (State::Absent, Some([7; 2])));

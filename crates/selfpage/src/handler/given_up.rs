@@ -10,7 +10,8 @@ use selfpage_core::fault::claim::{with_claim, with_emptied};
 use selfpage_core::fault::range::Undone;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::{Errno, thread};
-use selfpage_core::page::State;
+use selfpage_core::page::{State, Word};
+use selfpage_core::region::Region;
 
 use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::Inner;
@@ -19,22 +20,44 @@ use crate::region::Bound;
 use crate::trap::ask::Asked;
 use crate::trap::thread::is_pager_thread;
 
+/// That a page is to be given up whatever has become of it.
+pub(crate) fn always(_: &Region, _: Word) -> bool {
+    true
+}
+
 impl Bound {
     /// Refuses every access to a page whose mapping cannot be changed, because of `why`. A guard changes no mapping, but only an empty page
     /// takes a guard: what the page holds goes, once a clone and the image of a snapshot that need it have it, and nothing comes there until it
-    /// is discarded. Where a pager thread would have to wait for that image it gives nothing up: the access is tried again.
-    pub(crate) fn give_up(&self, inner: &Inner, page: PageNo, why: Errno) {
+    /// is discarded. Where a pager thread would have to wait for that image it gives nothing up: the access is tried again. So it is where
+    /// `still` says no of the page and its word: nobody is to refuse the access any more, and who may make it has written there.
+    pub(crate) fn give_up(
+        &self,
+        inner: &Inner,
+        page: PageNo,
+        why: Errno,
+        still: impl Fn(&Region, Word) -> bool + Copy + Send,
+    ) {
         let remedy = match why {
             Errno::PERM => "leave out mseal",
             _ => MORE_MAPPINGS,
         };
         let why =
             format_args!("to refuse the access what the page holds is given up: mprotect fails with {why}; {remedy}");
-        self.give_up_since(inner, page, why);
+        self.give_up_while(inner, page, why, still);
     }
 
-    /// The same for another reason, which is told.
+    /// The same for another reason, which is told, and whatever has become of the page since.
     pub(crate) fn give_up_since(&self, inner: &Inner, page: PageNo, why: fmt::Arguments<'_>) {
+        self.give_up_while(inner, page, why, always);
+    }
+
+    fn give_up_while(
+        &self,
+        inner: &Inner,
+        page: PageNo,
+        why: fmt::Arguments<'_>,
+        still: impl Fn(&Region, Word) -> bool + Copy + Send,
+    ) {
         let (state, index, on_pager_thread) = (inner.state(), self.core().index(page), is_pager_thread(thread::id()));
         if on_pager_thread && self.core().sets.pending.contains(index) {
             return;
@@ -45,7 +68,7 @@ impl Bound {
             error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
         }
         // Emptied and closed in one: whoever met it empty in between would read zeros.
-        let close = move || with_emptied(state, page, || self.close(inner, page));
+        let close = move || with_emptied(state, page, still, || self.close(inner, page));
         loop {
             // Threads for handlers may not have our descriptors, and a pager thread would wait for itself.
             match if on_pager_thread { close() } else { inner.on_pager_thread(close) } {

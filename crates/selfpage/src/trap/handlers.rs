@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
 
 use selfpage_core::addr::{PageNo, VirtAddr};
-use selfpage_core::fault::{self, Fault};
+use selfpage_core::fault::{self, Fault, claim};
 use selfpage_core::linux::{memory, signal, thread};
 use selfpage_core::mmu::Trap;
-use selfpage_core::region::Access;
+use selfpage_core::region::{Access, Region};
 use selfpage_core::ring::Ring;
 use selfpage_core::sync::Event;
 
@@ -410,7 +410,10 @@ fn refuse(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind) {
     };
     let still = || fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
     if let Err(why) = asked.bound.refuse(inner, page, access, still) {
-        asked.bound.give_up(inner, page, why);
+        // It takes its time, and the program may have made it wrong meanwhile.
+        let still =
+            |region: &Region, seen| claim::still_asked(region, seen, fault.access).and_then(ask::kind) == Some(kind);
+        asked.bound.give_up(inner, page, why, still);
     }
     drop(asked);
     wake(inner, page);

@@ -21,6 +21,7 @@ use selfpage_core::region::{Access, Serial};
 use super::{ask, handlers, thread};
 use crate::domain::{Inner, threads};
 use crate::error::{Error, Result, SystemError};
+use crate::handler::given_up::always;
 use crate::pthread::Pthread;
 use crate::store::{Alone, borrow_number};
 use crate::task;
@@ -243,7 +244,7 @@ fn violation(inner: &Inner, page: PageNo) {
     if let Some(asked) = ask::Asked::about(inner, page)
         && let Err(why) = asked.bound.refuse_writes(inner, page)
     {
-        asked.bound.give_up(inner, page, why);
+        asked.bound.give_up(inner, page, why, always);
     }
     wake(inner, Trap::Worker, page);
 }

@@ -29,6 +29,7 @@ mod managed_stack;
 mod mapped_over;
 mod moved;
 mod no_mappings;
+mod not_given_up;
 mod outlived;
 #[path = "../../../../tests/over_memory.rs"]
 mod over_memory;
