@@ -122,7 +122,7 @@ impl Region {
         if let Err(error) = self.pin(offset, len) {
             return (run.first, Err(error));
         }
-        // Where something stays at a new place it gets nothing.
+        // Where something stays at a new place it gets nothing, and whoever comes to that page says why.
         let _ = self.inner().discard(PageRange { first: to, ..run });
         let mut stopped = (run.end(), Ok(()));
         for page in run.pages() {
@@ -172,8 +172,11 @@ impl Region {
             if given != Outcome::Violation {
                 break;
             }
-            // Others that use the new place have had a page there since it was dropped.
-            let _ = inner.discard(PageRange { first: to, count: 1 });
+            // Others that use the new place have had a page there since it was dropped; or it was not.
+            if let Err((_, why)) = inner.discard(PageRange { first: to, count: 1 }) {
+                let object = format!("{}, to a place where a clone needs what is there", self.bound.page_name(page));
+                return Err(Error::failure("move", object, why));
+            }
             given = give();
         }
         match given {

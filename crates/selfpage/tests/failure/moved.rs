@@ -353,3 +353,28 @@ fn contents_move_past_guards() {
         .well();
     }
 }
+
+/// A clone needs what is at the new place, and no frame can be had for it.
+#[test]
+fn contents_do_not_move_to_a_page_that_its_clone_needs_and_cannot_have() {
+    in_child(here!(), "", || {
+        let (domain, mut old, mut new) = two(Trap::Worker, Failing::new());
+        let filler = domain.region(PAGES * PAGE).zero().unwrap();
+        let at = |region: &mut Region, page: usize, word| region.as_mut_slice::<[u64; 512]>()[page][0] = word;
+        at(&mut old, 1, 5);
+        at(&mut new, 2, 6);
+        let clone = new.cow_clone(MemoryStore::new((PAGES * PAGE) as u64).unwrap()).unwrap();
+        old.pin(PAGE, PAGE).unwrap();
+        new.pin(2 * PAGE, PAGE).unwrap();
+        let pinned = (0..).take_while(|page| filler.pin(page * PAGE, PAGE).is_ok()).count();
+        // SAFETY: test: no reference into either range is held, and both may be read and written.
+        let error = unsafe { old.move_contents(PAGE, PAGE, &new, 2 * PAGE) }.unwrap_err();
+        assert_eq!(error.kind(), Kind::Held, "{error}");
+        assert!(error.to_string().contains("a clone needs what is there"), "{error}");
+        assert!(pinned > 0);
+        drop(filler);
+        assert_eq!([&old, &new, &clone].map(|region| region.as_slice::<[u64; 512]>()[1][0]), [5, 0, 0]);
+        assert_eq!([&old, &new, &clone].map(|region| region.as_slice::<[u64; 512]>()[2][0]), [0, 6, 6]);
+    })
+    .well();
+}
