@@ -68,7 +68,8 @@ impl Region {
     }
 
     /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.
-    /// Nothing is brought in over them: where the program may not write, the kernel would let a copy replace a guard.
+    /// Nothing is brought in over them: where the program may not write, the kernel would let a copy replace a guard. A page that was given up
+    /// to refuse an access keeps its guard, which is installed again, until it is discarded.
     ///
     /// Call it in the change that installs guards ([`Region::while_empty`]) or removes them ([`Region::while_still`]).
     ///
@@ -96,10 +97,10 @@ impl Region {
     /// ```
     pub fn set_guards(&self, offset_bytes: usize, len_bytes: usize, guards: Guards) -> Result<()> {
         let range = self.range("guard", offset_bytes, len_bytes)?;
-        for index in range.pages().map(|page| self.core().index(page)) {
+        for page in range.pages() {
             match guards {
-                Guards::Installed => self.core().guarded.insert(index),
-                Guards::Removed => self.core().guarded.remove(index),
+                Guards::Installed => self.core().guarded.insert(self.core().index(page)),
+                Guards::Removed => self.bound.take_guard_away(self.inner(), page),
             }
         }
         Ok(())

@@ -117,6 +117,18 @@ impl Bound {
         }
     }
 
+    /// The program has no guard in the place of a page any more. What was given up has one of ours, or poison, which stays.
+    pub(crate) fn take_guard_away(&self, inner: &Inner, page: PageNo) {
+        let index = self.core().index(page);
+        if !self.core().given_up.contains(index) {
+            self.core().guarded.remove(index);
+        } else if inner.is_ours(page) {
+            // Where it is locked it takes none, and has poison.
+            // SAFETY: region-owned: a page that holds nothing, and is refused to the program.
+            let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) };
+        }
+    }
+
     /// Pages of a range that were given up.
     fn given_up(&self, range: PageRange) -> impl Iterator<Item = PageNo> {
         let count = if self.asking.refusals.load(Ordering::SeqCst) == 0 { 0 } else { range.count };

@@ -8,7 +8,7 @@ use selfpage::pager::{Context, PagerError};
 use selfpage::snapshot::Snapshots;
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{
-    Answer, DescriptorTable, Domain, FaultHandler, FaultKind, Kind, Locking, MemoryFault, Protection, Region,
+    Answer, DescriptorTable, Domain, FaultHandler, FaultKind, Guards, Kind, Locking, MemoryFault, Protection, Region,
 };
 
 use crate::no_mappings::{mappings, use_up_mappings};
@@ -20,6 +20,7 @@ use crate::tried;
 
 const FRAMES: usize = 64;
 const PAGES: usize = 8;
+const MADV_GUARD_REMOVE: i32 = 103;
 const TABLES: [DescriptorTable; 2] = [DescriptorTable::Shared, DescriptorTable::Private];
 /// Locked pages take no guard.
 const LOCKINGS: [Locking; 2] = [Locking::WherePermitted, Locking::Never];
@@ -309,6 +310,32 @@ fn a_page_that_is_given_up_does_not_come_back_before_it_is_discarded() {
             check_pages(&region, (0..PAGES).filter(|page| *page != 1));
             assert!(tried::read(at(&region, 1)).is_err());
             assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+        })
+        .well();
+    }
+}
+
+/// What is lost stays so, whatever the program says of guards.
+#[test]
+fn a_page_that_is_given_up_stays_so_where_guards_are_removed() {
+    for locking in LOCKINGS {
+        in_child(here!(), &format!("{locking:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let Some((mut region, refuses)) = given_up(&domain, Case::Resident) else { return };
+            refuses.store(false, Ordering::Relaxed);
+            let (start, all) = (region.as_ptr().addr(), PAGES * PAGE);
+            let still = &region;
+            region.while_still(move || {
+                // SAFETY: test: the program's guards, of which there are none.
+                assert_eq!(unsafe { libc::madvise(start as *mut _, all, MADV_GUARD_REMOVE) }, 0);
+                still.set_guards(0, all, Guards::Removed).unwrap();
+            });
+            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
+            assert!(tried::read(at(&region, 1)).is_err());
+            assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+            region.discard(PAGE, PAGE).unwrap();
+            number_pages(&mut region);
+            check_pages(&region, 0..PAGES);
         })
         .well();
     }
