@@ -52,40 +52,61 @@ impl Builder<'_> {
 /// Reserves fresh anonymous memory there, in no region of any domain of which the program has unmapped a part. Returns its address.
 pub(crate) fn reserve(placement: Placement, len_bytes: usize, object: &str) -> Result<usize> {
     match placement {
-        Placement::Anywhere => reserve_anywhere(len_bytes).map_err(|errno| Error::system("reserve", object, errno)),
+        Placement::Anywhere => reserve_anywhere(len_bytes, object),
         Placement::At(addr) => reserve_at(addr, len_bytes, object),
         Placement::FarFromAll => reserve_far(len_bytes, object),
     }
 }
 
 /// The same where the kernel likes. What we registered in a region would be taken for that region's own, and go with it.
-///
-/// # Errors
-/// There is no other place than in such regions.
-pub(crate) fn reserve_anywhere(len_bytes: usize) -> std::result::Result<usize, Errno> {
+pub(crate) fn reserve_anywhere(len_bytes: usize, object: &str) -> Result<usize> {
+    let refused = |errno| Error::system("reserve", object, errno);
+    // SAFETY: owned-range: nothing that exists is replaced.
+    let map = |place| unsafe { memory::map_anonymous(place, len_bytes, Access::None) };
+    let region_at = |start| taken::region_at(&(start..start + len_bytes));
     // Access comes later: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
-    // SAFETY: owned-range: a fresh mapping.
-    let map = |len_bytes| unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) };
-    let region_bytes = |start| taken::region_at(&(start..start + len_bytes)).map(|region| region.addresses.len());
-    let found = map(len_bytes)?;
-    let Some(mut more_bytes) = region_bytes(found) else { return Ok(found) };
-    // One that is longer by that region reaches out of it, at one of its ends; there may be another region.
-    loop {
-        let longer = map(len_bytes.saturating_add(more_bytes));
-        let Ok(start) = longer else {
-            unmap(found, found + len_bytes);
-            return longer;
-        };
-        let end = start + len_bytes + more_bytes;
-        if let Some(place) = [start, end - len_bytes].into_iter().find(|place| region_bytes(*place).is_none()) {
-            unmap(found, found + len_bytes);
-            unmap(start, place);
-            unmap(place + len_bytes, end);
-            return Ok(place);
+    let found = map(Place::Anywhere).map_err(refused)?;
+    let Some(region) = region_at(found) else { return Ok(found) };
+    // The kernel would have it there again.
+    unmap(found, found + len_bytes);
+    for start in places(len_bytes, region.addresses.start, not_free(object)?) {
+        match map(Place::Free(start)) {
+            Ok(start) if region_at(start).is_none() => return Ok(start),
+            // Another thread has just made a region there, or mapped something.
+            Ok(start) => unmap(start, start + len_bytes),
+            // So low that programs may not use it.
+            Err(Errno::EXIST | Errno::PERM) => {}
+            Err(errno) => return Err(refused(errno)),
         }
-        unmap(start, end);
-        more_bytes = more_bytes.saturating_mul(2);
     }
+    let cause = format!(
+        "there is room for it in region {} alone, of which the program has unmapped a part: drop that region first, or make it smaller",
+        region.name
+    );
+    Err(Error::new(Kind::OutOfSpace, "reserve", object, cause))
+}
+
+/// What is mapped, and what is a region's.
+fn not_free(object: &str) -> Result<Vec<Range<usize>>> {
+    let all = maps::of_this_process().map_err(|why| why.for_a(object))?;
+    Ok(all.into_iter().map(|mapping| mapping.range).chain(taken::all()).collect())
+}
+
+/// Where there is room beside what is `taken`: the next places below an address, as the kernel would go, and then above.
+fn places(len_bytes: usize, near: usize, mut taken: Vec<Range<usize>>) -> impl Iterator<Item = usize> {
+    taken.push(SPACE.end..SPACE.end);
+    taken.sort_unstable_by_key(|range| range.start);
+    let mut end = SPACE.start;
+    let mut gaps: Vec<Range<usize>> = Vec::new();
+    for range in taken {
+        if end < range.start.min(SPACE.end) {
+            gaps.push(end..range.start.min(SPACE.end));
+        }
+        end = end.max(range.end);
+    }
+    gaps.retain(|gap| gap.len() >= len_bytes);
+    let above = gaps.split_off(gaps.partition_point(|gap| gap.start < near));
+    gaps.into_iter().rev().map(move |gap| gap.end - len_bytes).chain(above.into_iter().map(|gap| gap.start))
 }
 
 fn unmap(from: usize, to: usize) {
@@ -132,9 +153,7 @@ fn occupied(addr: usize, len_bytes: usize) -> String {
 }
 
 fn reserve_far(len_bytes: usize, object: &str) -> Result<usize> {
-    let all = maps::of_this_process().map_err(|why| why.for_a(object))?;
-    let mut taken: Vec<_> = all.into_iter().map(|mapping| mapping.range).collect();
-    taken.extend(taken::all());
+    let taken = not_free(object)?;
     for _ in 0..TRIES {
         let Some(start) = choose(len_bytes, &taken, random()?) else { continue };
         // SAFETY: owned-range: nothing that exists is replaced.
@@ -171,6 +190,19 @@ fn choose(len_bytes: usize, taken: &[Range<usize>], random: u64) -> Option<usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_are_below_and_then_above_in_what_is_nobodys() {
+        let (low, high) = (SPACE.start + 0x9000, SPACE.end - 0x9000);
+        // Out of order, and one within another.
+        let taken = vec![high..SPACE.end, SPACE.end + 0x9000..SPACE.end + 0xa000, low..0x40_0000, 0x20_0000..0x30_0000];
+        let taken = [taken, vec![0x40_3000..0x50_0000, 0x50_8000..0x60_0000]].concat();
+        let found = |len_bytes| places(len_bytes, 0x40_3000, taken.clone()).collect::<Vec<_>>();
+        assert_eq!(found(0x1000), [0x40_2000, low - 0x1000, 0x50_0000, 0x60_0000]);
+        assert_eq!(found(0x8000), [low - 0x8000, 0x50_0000, 0x60_0000]);
+        assert_eq!(found(1 << 30), [0x60_0000]);
+        assert_eq!(places(0x1000, 0, vec![SPACE]).next(), None);
+    }
 
     #[test]
     fn what_is_chosen_is_far_from_all_that_is_taken() {

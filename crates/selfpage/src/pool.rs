@@ -34,7 +34,7 @@ impl FramePool {
     pub(crate) fn reserve(frames: u32) -> Result<FramePool> {
         let len_bytes = frames as usize * PAGE_BYTES;
         let wider = len_bytes + HUGE_PAGE_BYTES;
-        let reserved = placement::reserve_anywhere(wider).map_err(|errno| failure(frames, "reserve", errno))?;
+        let reserved = placement::reserve_anywhere(wider, &name(frames))?;
         let start = reserved.next_multiple_of(HUGE_PAGE_BYTES);
         let (front, behind) = (start - reserved, start + len_bytes);
         for (addr, len_bytes) in [(reserved, front), (behind, HUGE_PAGE_BYTES - front)] {
@@ -51,7 +51,7 @@ impl FramePool {
     }
 
     fn failure(&self, action: &'static str, errno: Errno) -> Error {
-        failure(self.frames, action, errno)
+        Error::system(action, name(self.frames), errno)
     }
 
     fn map(&self, place: Place) -> Result<()> {
@@ -146,8 +146,8 @@ impl FramePool {
     }
 }
 
-fn failure(frames: u32, action: &'static str, errno: Errno) -> Error {
-    Error::system(action, format!("a pool of {frames} frames"), errno)
+fn name(frames: u32) -> String {
+    format!("a pool of {frames} frames")
 }
 
 impl Drop for FramePool {
