@@ -37,7 +37,7 @@ use selfpage_core::tracer::Tracer;
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
 use crate::error::{self, Error, Kind, Result};
-use crate::fork;
+use crate::fork::{self, lineage};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::pthread::Pthread;
@@ -80,8 +80,8 @@ pub(crate) struct Inner {
     serves_system_calls: AtomicBool,
     /// A thread whose descriptor table has everything.
     pub(crate) table_thread: AtomicU32,
-    /// The process that has its threads: not a child that was made past the handlers of forks, which has a copy of all this.
-    pub(crate) process: AtomicU32,
+    /// The processes that have it: not a child that was made past the handlers of forks, which has a copy of all this.
+    lineage: u32,
     /// What stands in its table where nothing does.
     nowhere: Nowhere,
     /// By first page. A region is added and removed by whoever holds this.
@@ -236,6 +236,10 @@ impl fmt::Debug for Domain {
 impl Drop for Life {
     fn drop(&mut self) {
         self.quiet = Some(signal::Quiet::begin());
+        if !self.inner.is_of_this_lineage() {
+            // Its memory and its threads are its parent's alone: other memory may be in its places, and who had its locks is not here.
+            return std::mem::forget(self.inner.clone());
+        }
         crate::fork::delist(&self.inner);
         if thread::is_a_domains() {
             self.inner.end_elsewhere();
@@ -268,6 +272,8 @@ impl Inner {
         reach: Reach,
     ) -> Result<Inner> {
         let most = config.most_frames;
+        let lineage =
+            lineage::begin().map_err(|errno| Error::system("map", "the page that tells children apart", errno))?;
         pool.register(descriptors.pool)?;
         // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
         let mmu = unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) };
@@ -334,7 +340,7 @@ impl Inner {
             held: Mutex::new(None),
             serves_system_calls: AtomicBool::new(reach == Reach::EveryFault),
             table_thread: AtomicU32::new(0),
-            process: AtomicU32::new(std::process::id()),
+            lineage,
             nowhere: Nowhere::new(),
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
@@ -398,15 +404,30 @@ impl Inner {
         self.stop.load(Ordering::SeqCst)
     }
 
+    /// Whether this process has its threads, and so its pages: not a child that was made past the handlers of forks, nor a forked one that did
+    /// not get it.
+    pub(crate) fn is_served(&self) -> bool {
+        !self.stopping() && self.is_of_this_lineage()
+    }
+
+    fn is_of_this_lineage(&self) -> bool {
+        self.lineage == lineage::own()
+    }
+
     /// Whether this process has the domain.
     ///
     /// # Errors
-    /// It is a forked child that did not get it.
+    /// It is a child that did not get it.
     pub(crate) fn is_here(&self, operation: &'static str, object: impl FnOnce() -> String) -> Result<()> {
-        if !self.stopping() {
+        if self.is_served() {
             return Ok(());
         }
-        let cause = "this forked child did not get it from its parent; a line on standard error says why";
+        let cause = match self.is_of_this_lineage() {
+            true => "this forked child did not get it from its parent; a line on standard error says why",
+            false => {
+                "this process was made past the C library's fork (clone, _Fork), and has none of its parent's domains: use fork"
+            }
+        };
         Err(Error::new(Kind::Lost, operation, object(), cause))
     }
 
@@ -515,10 +536,10 @@ impl Inner {
         }
     }
 
-    /// Does `work` on a pager thread; where there are none any more, here. The caller's stack may be managed, and a pager thread must not
+    /// Does `work` on a pager thread; where there are none (any more), here. The caller's stack may be managed, and a pager thread must not
     /// touch it: `work` has moved into it what it uses.
     pub(crate) fn on_pager_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        if self.stopping() {
+        if !self.is_served() {
             return work();
         }
         self.undisturbed(move || errand::send(&self.state, &self.errands, work))

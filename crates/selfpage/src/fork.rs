@@ -13,6 +13,7 @@
 mod denied;
 mod domains;
 mod held;
+pub(crate) mod lineage;
 mod once;
 mod sealed;
 mod stack;
@@ -58,6 +59,7 @@ static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 struct Pause {
     mask: SignalSet,
+    lineage: u32,
     domains: Vec<PausedDomain>,
     stores: Vec<PausedStore>,
     /// Those of which the child gets no region.
@@ -126,8 +128,10 @@ extern "C" fn prepare() {
 }
 
 fn pause() -> Pause {
-    // It is inside a gate that is to be closed, or has the policy that is to be held: it would wait for itself.
-    if thread::is_pager_thread(own_thread::id()) {
+    let lineage = lineage::own();
+    // It is inside a gate that is to be closed, or has the policy that is to be held: it would wait for itself. In a child without its parent's
+    // domains any thread may have the number of one.
+    if lineage != 0 && thread::is_pager_thread(own_thread::id()) {
         crate::die("a pager, policy or store of the program's own forked on a pager thread");
     }
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
@@ -135,9 +139,7 @@ fn pause() -> Pause {
     let uncancelled = Uncancelled::begin();
     // Before the gates close.
     let (turn, locks) = Turn::begin();
-    let process = std::process::id();
-    let is_alive = |inner: &Arc<Inner>| !inner.stopping() && inner.process.load(Ordering::Relaxed) == process;
-    let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(is_alive).collect();
+    let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| inner.is_served()).collect();
     // While frames can be had for it.
     let stack = KeptStack::keep(&alive);
     let (mut domains, taken) = hold(alive);
@@ -145,7 +147,7 @@ fn pause() -> Pause {
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
     let (stores, withheld) = take_back(stores, &domains);
-    Pause { mask, domains, stores, withheld, stack, taken, locks, turn, _uncancelled: uncancelled }
+    Pause { mask, lineage, domains, stores, withheld, stack, taken, locks, turn, _uncancelled: uncancelled }
 }
 
 extern "C" fn parent() {
@@ -166,6 +168,7 @@ extern "C" fn parent() {
 extern "C" fn child() {
     let Some(mut pause) = PAUSE.let_go() else { return };
     IS_CHILD.store(true, Ordering::Relaxed);
+    lineage::go_on(pause.lineage);
     // The regions that a child does not get leave it.
     drop(pause.taken);
     thread::forget_all();

@@ -320,7 +320,7 @@ impl Writing {
         self.wake.signal(inner.state().mmu);
         while self.written.load(Ordering::SeqCst) < wanted
             && self.ended.load(Ordering::SeqCst) == 0
-            && !inner.stopping()
+            && inner.is_served()
         {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -144,7 +144,6 @@ impl Inner {
         files: &OwnFiles,
         reserved: &Reserved,
     ) -> Result<()> {
-        self.process.store(std::process::id(), Ordering::Relaxed);
         let state = &self.state;
         let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
         // They are the parent's: a call on them would work on its pages.

@@ -232,8 +232,8 @@ impl Bound {
 
     /// Takes the region out of its domain: its pages are dropped.
     fn leave(&self, inner: &Inner) {
-        if inner.stopping() {
-            // A forked child that did not get it.
+        if !inner.is_served() {
+            // A child that did not get it.
             return;
         }
         let state = inner.state();

@@ -23,6 +23,19 @@ pub fn fork(work: impl FnOnce() -> bool) -> Child {
     }
 }
 
+/// Begins `work` in a child that clone(2) makes with these flags, past the C library, which calls no handlers. `None`: it is refused.
+pub fn bare(flags: libc::c_int, work: impl FnOnce() -> bool) -> Option<Child> {
+    // SAFETY: test: as above, but for the library, which has nothing ready.
+    match unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) } {
+        0 => {
+            // SAFETY: test: a value. Where it hangs it is not there longer than its parent.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            end(catch_unwind(AssertUnwindSafe(work)))
+        }
+        child => (child > 0).then_some(Child(child as i32)),
+    }
+}
+
 /// Ends a child as its work did. A panic that goes on would end its only thread, by the test's harness, and with that the process: well.
 fn end(worked: std::thread::Result<bool>) -> ! {
     let right = worked.unwrap_or_else(|panic| {

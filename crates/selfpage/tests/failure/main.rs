@@ -30,6 +30,7 @@ mod mapped_over;
 mod moved;
 mod no_mappings;
 mod not_given_up;
+mod other_children;
 mod outlived;
 #[path = "../../../../tests/over_memory.rs"]
 mod over_memory;

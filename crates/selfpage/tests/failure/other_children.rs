@@ -1,0 +1,103 @@
+//! Children that no fork(2) of the C library has made: those of a bare clone(2), which have nothing of their parent's domains, and those that share
+//! its memory.
+
+use selfpage::{Domain, Kind, Region};
+
+use crate::child::{bare, fork, say};
+use crate::scenario::{PAGE, here, in_child, number_pages};
+use crate::skip::skip;
+
+const PAGES: usize = 16;
+
+fn domain() -> (Domain, Region) {
+    let domain = Domain::with_frames(4 * PAGES * PAGE).build().unwrap();
+    let mut region = domain.region(PAGES * PAGE).zero().unwrap();
+    number_pages(&mut region);
+    (domain, region)
+}
+
+#[test]
+fn a_bare_clones_child_is_told_what_it_lacks_and_drops_it() {
+    in_child(here!(), "", || {
+        let (domain, region) = domain();
+        let child = bare(0, move || {
+            let calls =
+                [region.evict(0, PAGE).map(drop), region.flush(0, PAGE), region.pin(0, PAGE), domain.add_frames(1)];
+            for why in calls.map(Result::unwrap_err) {
+                assert!(why.kind() == Kind::Lost && why.to_string().contains("use fork"), "{why}");
+            }
+            domain.flush_trace();
+            drop(region);
+            drop(domain);
+            true
+        });
+        assert_eq!(child.unwrap().wait(), 0);
+    })
+    .well();
+}
+
+/// It may have one of its own, which is as any other.
+#[test]
+fn a_bare_clones_child_has_a_domain_of_its_own_and_forks_with_it() {
+    in_child(here!(), "", || {
+        let (_domain, region) = domain();
+        let child = bare(0, || {
+            let (_domain, own) = self::domain();
+            let is_there = || own.pin(0, PAGE).is_ok() && own.as_slice::<u64>()[512] == 2;
+            let lacks = || region.pin(0, PAGE).is_err_and(|why| why.kind() == Kind::Lost);
+            is_there() && lacks() && fork(|| is_there() && lacks()).wait() == 0
+        });
+        assert_eq!(child.unwrap().wait(), 0);
+    })
+    .well();
+}
+
+/// In a namespace of its own each of them is process 1, and others have the numbers of its parent's threads.
+#[test]
+fn a_bare_clones_child_with_its_parents_number_forks() {
+    in_child(here!(), "", || {
+        let forks = || fork(|| true).wait() == 0;
+        let first = bare(libc::CLONE_NEWPID, || {
+            let (_domain, _region) = domain();
+            let second = bare(libc::CLONE_NEWPID, || {
+                assert_eq!(std::process::id(), 1);
+                let third = bare(0, forks).unwrap();
+                third.wait() == 0 && forks()
+            });
+            std::process::id() == 1 && second.unwrap().wait() == 0
+        });
+        match first {
+            None => skip("root", "only root makes namespaces of processes"),
+            Some(first) => assert_eq!(first.wait(), 0),
+        }
+    })
+    .well();
+}
+
+/// As between vfork(2) and execve(2).
+#[test]
+fn a_child_that_shares_its_parents_memory_forks() {
+    extern "C" fn forks(region: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: test: the region, which the parent keeps.
+        let region = unsafe { &*region.cast::<Region>() };
+        let reads = || region.as_slice::<u64>()[512] == 2 && region.pin(0, region.len_bytes()).is_ok();
+        let ended = fork(reads).wait();
+        if ended != 0 {
+            say(&format!("the child of a child that shares its parent's memory ended with {ended}"));
+        }
+        i32::from(ended != 0)
+    }
+    in_child(here!(), "", || {
+        let (_domain, region) = domain();
+        let mut stack = vec![0_u128; 1 << 16];
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        let (mut status, at) = (0, (&raw const region).cast_mut().cast());
+        // SAFETY: test: the child has a stack of its own, and this thread waits for its end.
+        unsafe {
+            let child = libc::clone(forks, stack.as_mut_ptr_range().end.cast(), flags, at);
+            assert!(child > 0 && libc::waitpid(child, &mut status, 0) == child);
+        }
+        assert_eq!(status, 0);
+    })
+    .well();
+}
