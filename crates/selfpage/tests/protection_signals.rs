@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights, mechanism};
+use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 use selfpage::{Domain, FileAccess, Kind, Trap};
 
 mod child;
@@ -154,6 +154,14 @@ fn ends(domain: ProtectionDomain, memory: Memory) -> bool {
     unsafe { Memory::plain("again", range) }.is_ok()
 }
 
+/// Whether a thread in the domain that writes to the memory is stopped there.
+fn is_stopped(domain: &ProtectionDomain, memory: &Memory) -> bool {
+    let start = memory.range().start;
+    // SAFETY: it stays mapped, and nobody holds a reference to it.
+    let ended = domain.run(move || unsafe { (start as *mut u64).write_volatile(1) });
+    matches!(ended.unwrap(), Ended::Stopped(_))
+}
+
 /// A domain that may read two pieces of memory, one of which is returned.
 fn reader() -> (ProtectionDomain, Memory) {
     let (own, other) = (plain("own"), plain("other"));
@@ -179,26 +187,27 @@ fn nobody_is_in_a_domain_that_was_left_around_a_fork_in_a_handler() {
         let mut reader = Some(reader());
         std::thread::scope(|scope| {
             let sender = scope.spawn(|| {
-                while child::FORKS.load(SeqCst) < FORKS {
+                for sent in 1..=FORKS {
                     std::thread::sleep(Duration::from_micros(150));
                     // SAFETY: the thread lives until the scope's end.
                     unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
+                    // One that is pending when the handler returns would come in the same place.
+                    while child::FORKS.load(SeqCst) < sent {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
                 }
             });
-            let mut turn = || {
+            // In a child, which has no sender, until a turn that ends it.
+            while !sender.is_finished() {
                 child::child_ends_after(|| {
                     drop(reader.as_ref().unwrap().0.enter().unwrap());
                     if child::IS_CHILD.load(SeqCst) {
                         let (domain, memory) = reader.take().unwrap();
+                        assert!(is_stopped(&domain, &memory), "a domain without the right has written");
                         assert!(ends(domain, memory), "a domain that nobody is in keeps its memory");
                     }
                 });
-            };
-            while !sender.is_finished() {
-                turn();
             }
-            // The last signal comes with the first system call of this one: a child goes no further, where it has no sender to wait for.
-            turn();
         });
     });
 }

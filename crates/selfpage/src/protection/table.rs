@@ -63,10 +63,10 @@ impl Core {
         Word(self.word.fetch_add(1, Ordering::AcqRel))
     }
 
-    /// One fewer.
+    /// One fewer, if one is: where a handler of a signal has forked since, the child has counted it no more.
     #[inline]
     pub(super) fn end_use(&self) {
-        self.word.fetch_sub(1, Ordering::AcqRel);
+        self.update(|word| if word & USERS == 0 { word } else { word - 1 });
     }
 
     #[inline]
@@ -74,6 +74,7 @@ impl Core {
         Word(self.word.load(Ordering::Acquire))
     }
 
+    #[inline]
     fn update(&self, change: impl Fn(u64) -> u64) -> Word {
         let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| Some(change(word)));
         Word(before.unwrap_or_else(|word| word))
@@ -232,6 +233,25 @@ mod tests {
 
     use super::super::places;
     use super::*;
+
+    #[test]
+    fn a_use_that_a_fork_has_ended_already_is_ended_once() {
+        let core = Core::new("left");
+        core.open(0);
+        let steps = || {
+            core.begin_use();
+            // What a child does that a handler of a signal forks here: nobody is in the domain.
+            core.set_users(0);
+            core.end_use();
+            core.set_users(0);
+        };
+        steps();
+        assert!(core.word().is_quick());
+        core.hold_back(0);
+        core.set_wide(true);
+        steps();
+        assert!(core.word().is_wide());
+    }
 
     #[test]
     fn memory_that_cannot_be_changed_as_a_whole_is_not_changed_in_part() {
