@@ -101,10 +101,12 @@ fn a_page_that_refuses_a_write_is_opened_to_no_domain() {
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-/// Writes beside it.
+/// Writes to it, and beside it.
 extern "C" fn writes(_: i32) {
-    // SAFETY: mapped, and nobody holds a reference to it.
-    unsafe { (REFUSED.load(SeqCst) as *mut u64).add(1).write_volatile(2) };
+    for at in [0, 1] {
+        // SAFETY: mapped, and nobody holds a reference to it.
+        unsafe { (REFUSED.load(SeqCst) as *mut u64).add(at).write_volatile(2) };
+    }
     HANDLED.fetch_add(1, SeqCst);
 }
 
@@ -117,6 +119,8 @@ extern "C" fn waits(_: *mut libc::c_void) -> *mut libc::c_void {
 #[test]
 fn a_handler_that_comes_while_an_access_waits_may_wait_as_well() {
     child::forked(|| {
+        // An access that is refused ends the child.
+        tried::catch();
         // By page tables, on every machine.
         // SAFETY: new keys, which no memory has.
         while unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } > 0 {}

@@ -71,11 +71,11 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     let again = thread::with(|here| match code {
         // SAFETY: signal-handler: the kernel passed the context.
-        SEGV_PKUERR => (unsafe { load_register(here, context) }) || is_worth_a_try(here, addr, None),
+        SEGV_PKUERR => (unsafe { load_register(here, context) }) || is_worth_a_try(here, addr, context, None),
         // SAFETY: signal-handler: the kernel passed the context.
         SEGV_ACCERR if unsafe { is_awaited(addr, context) } => true,
         // SAFETY: signal-handler: the kernel passed the context.
-        SEGV_ACCERR => is_worth_a_try(here, addr, Some(unsafe { access(context) })),
+        SEGV_ACCERR => is_worth_a_try(here, addr, context, Some(unsafe { access(context) })),
         _ => false,
     });
     if again {
@@ -110,7 +110,7 @@ unsafe fn is_awaited(addr: usize, context: *mut libc::c_void) -> bool {
 
 /// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force, and it is refused
 /// for that. `by_mapping`: what the mapping did not allow; none where it was the register of keys that refused.
-fn is_worth_a_try(here: &thread::Here, addr: usize, by_mapping: Option<Access>) -> bool {
+fn is_worth_a_try(here: &thread::Here, addr: usize, context: *mut libc::c_void, by_mapping: Option<Access>) -> bool {
     loop {
         let wide = WIDE.load(Ordering::Acquire);
         // Not where the thread has entered another since: that one's rights are what it has, in the place of the other's. Nor what no
@@ -123,7 +123,8 @@ fn is_worth_a_try(here: &thread::Here, addr: usize, by_mapping: Option<Access>) 
         let epoch = EPOCH.load(Ordering::Acquire);
         let is_changing = epoch & 1 == 1;
         // Each change may have given the domain the right, or the memory back.
-        if !is_changing && epoch != 0 && here.tried.replace((addr, epoch)) != (addr, epoch) {
+        let this = (addr, context.addr(), epoch);
+        if !is_changing && epoch != 0 && here.tried.replace(this) != this {
             return true;
         }
         if !is_changing && !foreign {
@@ -190,4 +191,73 @@ unsafe fn access(context: *mut libc::c_void) -> Access {
     }
     let _ = context;
     Access::Read
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::ops::Range;
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::{steps, table};
+    use super::*;
+
+    const REFUSED: Range<usize> = 1 << 46..(1 << 46) + 4096;
+    const INSIDE: *const Core = ptr::without_provenance(8);
+    static STEPS_LEFT: AtomicU32 = AtomicU32::new(0);
+    static IS_LEFT: AtomicBool = AtomicBool::new(false);
+    static WAITED: AtomicBool = AtomicBool::new(false);
+    static WRONG: AtomicU32 = AtomicU32::new(0);
+
+    /// A refused access, to execute: that is the whole process's on every machine.
+    fn is_tried(context: usize) -> bool {
+        let context = ptr::without_provenance_mut(context);
+        thread::with(|here| is_worth_a_try(here, REFUSED.start, context, Some(Access::Execute)))
+    }
+
+    /// The domain is left, and the handler meets the same refusal, after so many steps; or before the call by which the access would wait.
+    extern "C" fn on_step(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        // SAFETY: signal-handler: the kernel passed the context, of a thread that stands before an instruction.
+        let (is_call, expected) = unsafe {
+            let registers = &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+            let at = registers[libc::REG_RIP as usize] as *const [u8; 2];
+            (at.read() == [0x0f, 0x05], registers[libc::REG_RDX as usize] as u32)
+        };
+        if IS_LEFT.load(Ordering::Relaxed) {
+            if is_call && expected == EPOCH.load(Ordering::Relaxed) {
+                WRONG.fetch_add(1, Ordering::Relaxed);
+                // So that it does not wait for ever.
+                drop(Change::begin());
+            }
+        } else if STEPS_LEFT.fetch_sub(1, Ordering::Relaxed) == 0 || is_call {
+            Change::begin().set_wide(ptr::null());
+            IS_LEFT.store(true, Ordering::Relaxed);
+            WAITED.store(is_call, Ordering::Relaxed);
+            WRONG.fetch_add(u32::from(!is_tried(1)), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn an_access_is_tried_once_more_whenever_a_handler_has_tried_the_same() {
+        let _place = {
+            let _table = table::hold();
+            places::Place::new(REFUSED)
+        };
+        for steps in 0.. {
+            Change::begin().set_wide(INSIDE);
+            assert!(is_tried(2), "each change may have allowed it");
+            STEPS_LEFT.store(steps, Ordering::Relaxed);
+            IS_LEFT.store(false, Ordering::Relaxed);
+            let again = steps::after_each(on_step, || is_tried(2));
+            assert!(again, "an access that is allowed is refused: left after {steps} steps");
+            assert_eq!(
+                WRONG.load(Ordering::Relaxed),
+                0,
+                "it waits for a change that is over: left after {steps} steps"
+            );
+            if WAITED.load(Ordering::Relaxed) {
+                assert!(steps > 10, "{steps} steps");
+                return;
+            }
+        }
+    }
 }

@@ -37,6 +37,8 @@ mod memory;
 mod places;
 mod rights;
 mod sandbox;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod steps;
 mod table;
 mod thread;
 mod wide;

@@ -15,8 +15,9 @@ pub(super) const MOST_NESTED: usize = 16;
 pub(super) struct Here {
     depth: Cell<usize>,
     entered: [Cell<*const Core>; MOST_NESTED],
-    /// Address and epoch of the last refusal that was tried again.
-    pub(super) tried: Cell<(usize, u32)>,
+    /// The last refusal that was tried again: its address, where the kernel has put what it interrupted, and the epoch. The second tells an
+    /// access of a handler of a signal from one at the same address that waits beneath it.
+    pub(super) tried: Cell<(usize, usize, u32)>,
     /// Set on a thread that runs code which may be stopped.
     trial: Cell<*const Trial>,
 }
@@ -30,7 +31,7 @@ thread_local! {
         Here {
             depth: Cell::new(0),
             entered: [const { Cell::new(ptr::null()) }; MOST_NESTED],
-            tried: Cell::new((0, u32::MAX)),
+            tried: Cell::new((0, 0, u32::MAX)),
             trial: Cell::new(ptr::null()),
         }
     };
@@ -109,9 +110,9 @@ impl Here {
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
-    use std::arch::asm;
     use std::sync::atomic::AtomicU32;
 
+    use super::super::steps;
     use super::*;
 
     const OUTER: *const Core = ptr::without_provenance(8);
@@ -120,7 +121,7 @@ mod tests {
     static STEPS: AtomicU32 = AtomicU32::new(0);
     static WRONG: AtomicU32 = AtomicU32::new(0);
 
-    extern "C" fn on_step(_: libc::c_int) {
+    extern "C" fn on_step(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
         with(|here| {
             let (outside, depth) = (here.current(), here.depth());
             let before = here.push(HANDLERS);
@@ -135,24 +136,16 @@ mod tests {
 
     #[test]
     fn a_handler_of_a_signal_enters_and_leaves_between_any_two_instructions() {
-        // SAFETY: signal-handler: it uses its thread's own cells and atomics.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_step as *const () as usize;
-            assert_eq!(libc::sigaction(libc::SIGTRAP, &action, ptr::null_mut()), 0);
-        }
         let seen = with(|here| {
-            // SAFETY: signal-handler: the CPU traps after each instruction from here on, which `on_step` answers.
-            unsafe { asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
-            let outer = here.push(OUTER);
-            let inner = here.push(INNER);
-            let within = here.current();
-            inner.into_iter().for_each(|inner| here.pop(inner));
-            let between = here.current();
-            outer.into_iter().for_each(|outer| here.pop(outer));
-            // SAFETY: signal-handler: it does no longer.
-            unsafe { asm!("pushfq", "and qword ptr [rsp], -257", "popfq") };
-            (within, between, here.current())
+            steps::after_each(on_step, || {
+                let outer = here.push(OUTER);
+                let inner = here.push(INNER);
+                let within = here.current();
+                inner.into_iter().for_each(|inner| here.pop(inner));
+                let between = here.current();
+                outer.into_iter().for_each(|outer| here.pop(outer));
+                (within, between, here.current())
+            })
         });
         assert_eq!(seen, (INNER, OUTER, ptr::null()));
         assert_eq!(WRONG.load(Ordering::Relaxed), 0);
