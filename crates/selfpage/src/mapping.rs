@@ -13,7 +13,7 @@ use selfpage_core::pager::Context;
 
 use crate::domain::Inner;
 use crate::error::{Error, Result};
-use crate::region::{Bound, Region};
+use crate::region::Region;
 
 /// What became of the guards in a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,12 +22,6 @@ pub enum Guards {
     Installed,
     /// There are none any more.
     Removed,
-}
-
-/// Where the region's mapping is there still, as a pager thread finds it, whose descriptors nobody closes. Nowhere in a forked child that did
-/// not get it: what reserves its addresses there is to stay closed.
-fn parts_of(inner: &Inner, bound: &Bound) -> Vec<Range<usize>> {
-    if inner.stopping() { Vec::new() } else { inner.parts_of(bound) }
 }
 
 /// Pages that [`Region::while_empty`] drops again at once, at most.
@@ -53,18 +47,22 @@ impl Region {
     }
 
     /// As [`Region::while_still`], for a change of what there is of the region: what the program has mapped over a part is not the region's.
+    /// In a child that has not its pages, that is nothing: what reserves its addresses there is to stay closed.
     pub(crate) fn while_parts_are_still<T: Send>(&self, change: impl FnOnce(&[Range<usize>]) -> T + Send) -> T {
         let (inner, bound) = (self.inner(), &*self.bound);
+        if !inner.is_served() {
+            return change(&[]);
+        }
         inner.on_pager_thread(move || {
-            let parts = parts_of(inner, bound);
+            let parts = inner.parts_of(bound);
             with_gate_closed(inner, || change(&parts))
         })
     }
 
-    /// Where its mapping is there still.
+    /// Where its mapping is there still, as a pager thread finds it, whose descriptors nobody closes.
     pub(crate) fn parts(&self) -> Vec<Range<usize>> {
         let (inner, bound) = (self.inner(), &*self.bound);
-        inner.on_pager_thread(move || parts_of(inner, bound))
+        if inner.is_served() { inner.on_pager_thread(move || inner.parts_of(bound)) } else { Vec::new() }
     }
 
     /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.

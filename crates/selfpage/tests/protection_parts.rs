@@ -3,9 +3,11 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use selfpage::pager::{Context, PagerError};
-use selfpage::protection::{Memory, ProtectionDomain, Rights};
+use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
 use selfpage::{DescriptorTable, Domain, Kind, Region};
 
@@ -111,5 +113,76 @@ fn a_region_that_a_child_does_not_get_is_opened_by_no_right() {
         });
         drop(of_child);
         assert_eq!(tried::read(word(&region, 3)), Ok(7), "the parent's");
+    });
+}
+
+/// Whether a child ends well, and in time.
+fn ends(child: libc::pid_t, limit: Duration) -> bool {
+    let (mut status, began) = (0, Instant::now());
+    // SAFETY: test: waits for our own child.
+    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } != child {
+        if began.elapsed() > limit {
+            // SAFETY: test: ends it.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    status == 0
+}
+
+/// Does `work` in a child that is made past the handlers of forks. It has the time to see that a fork of its own hangs.
+fn in_bare_clone(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: test: as fork(2); the child only does `work` and ends.
+    match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+        // SAFETY: test: the child's end.
+        0 => unsafe { libc::_exit(i32::from(!work())) },
+        child => ends(child as libc::pid_t, Duration::from_secs(60)),
+    }
+}
+
+/// Forks, and has the child end at once.
+fn forks() -> bool {
+    // SAFETY: test: the child only ends.
+    match unsafe { libc::fork() } {
+        // SAFETY: test: the child's end.
+        0 => unsafe { libc::_exit(0) },
+        child => ends(child, Duration::from_secs(20)),
+    }
+}
+
+#[test]
+fn a_clone_that_has_no_regions_leaves_domains_and_forks() {
+    [DescriptorTable::Shared, DescriptorTable::Private].into_iter().for_each(|table| {
+        child::forked(|| {
+            // By page tables, on every machine.
+            // SAFETY: test: new keys, which no memory has.
+            while unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } > 0 {}
+            assert_eq!(mechanism(), Mechanism::PageTables);
+            let Some(region) = region(table, MemoryStore::new(1 << 20).unwrap()) else { return };
+            let (_memory, closed) = (Memory::of(&region).unwrap(), ProtectionDomain::new("closed"));
+            let entered = closed.enter().unwrap();
+            let left = in_bare_clone(|| {
+                // SAFETY: test: the clone's copy; the other is the parent's.
+                drop(unsafe { std::ptr::read(&entered) });
+                forks()
+            });
+            assert!(left, "{table:?}: it hangs as it leaves a domain");
+            drop(entered);
+            std::thread::scope(|scope| {
+                let ((tell, is_in), (done, is_done)) = (channel(), channel::<()>());
+                let closed = &closed;
+                scope.spawn(move || {
+                    let _entered = closed.enter().unwrap();
+                    tell.send(()).unwrap();
+                    let _ = is_done.recv();
+                });
+                is_in.recv().unwrap();
+                let forked = in_bare_clone(forks);
+                drop(done);
+                assert!(forked, "{table:?}: its fork hangs");
+            });
+            let first = word(&region, 0);
+            assert_eq!((tried::read(first), tried::write(first, 7)), (Ok(7), Ok(())), "the parent's");
+        });
     });
 }
