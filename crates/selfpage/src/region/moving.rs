@@ -11,7 +11,7 @@ use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::Context;
 
-use super::Region;
+use super::{Bound, Region};
 use crate::cancel::Uncancelled;
 use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
@@ -96,7 +96,7 @@ impl Region {
                     let left = count.min(from.end().0 - page.0);
                     // SAFETY: region-contents: as above.
                     let (next, stopped) =
-                        unsafe { self.copy_in_core(PageRange { first: page, count: left }, place_of(page)) };
+                        unsafe { self.copy_in_core(PageRange { first: page, count: left }, &to.bound, place_of(page)) };
                     if let Err(error) = stopped {
                         let moved = PageRange { count: next.0 - from.first.0, ..new };
                         // SAFETY: region-contents: as above.
@@ -113,7 +113,7 @@ impl Region {
 
     /// Copies pages in core that the machine would not move: the first of `from`, and those that follow it and are there, each of which is
     /// dropped at once. The first one that it has not copied; an error if that one cannot be.
-    unsafe fn copy_in_core(&self, from: PageRange, to: PageNo) -> (PageNo, Result<()>) {
+    unsafe fn copy_in_core(&self, from: PageRange, new: &Bound, to: PageNo) -> (PageNo, Result<()>) {
         let first = self.core().index(from.first) as usize;
         let in_core = self.residency()[first + 1..].iter().take_while(|byte| byte.load(Ordering::Relaxed) == 1);
         let run = PageRange { count: 1 + in_core.take(from.count as usize - 1).count() as u64, ..from };
@@ -127,7 +127,7 @@ impl Region {
         let mut stopped = (run.end(), Ok(()));
         for page in run.pages() {
             // SAFETY: region-contents: passed on from our caller.
-            if let Err(error) = unsafe { self.move_one(page, to.plus(page.0 - run.first.0)) } {
+            if let Err(error) = unsafe { self.move_one(page, new, to.plus(page.0 - run.first.0)) } {
                 stopped = (page, Err(error));
                 break;
             }
@@ -139,9 +139,9 @@ impl Region {
     }
 
     /// Copies a page in core to an absent one, and drops it; an error if it is where it was, and nothing at the new place.
-    unsafe fn move_one(&self, page: PageNo, to: PageNo) -> Result<()> {
+    unsafe fn move_one(&self, page: PageNo, new: &Bound, to: PageNo) -> Result<()> {
         // SAFETY: region-contents: passed on from our caller.
-        unsafe { self.copy_one(page, to)? };
+        unsafe { self.copy_one(page, new, to)? };
         self.inner().discard(PageRange { first: page, count: 1 }).map_err(|(page, why)| {
             let _ = self.inner().discard(PageRange { first: to, count: 1 });
             Error::failure("move", format!("{}, which its clone needs", self.bound.page_name(page)), why)
@@ -149,7 +149,7 @@ impl Region {
     }
 
     /// Copies a page in core to an absent one.
-    unsafe fn copy_one(&self, page: PageNo, to: PageNo) -> Result<()> {
+    unsafe fn copy_one(&self, page: PageNo, new: &Bound, to: PageNo) -> Result<()> {
         // SAFETY: region-contents: a page that is there keeps its contents.
         if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::PopulateRead) }.is_err() {
             let cause = "it has to be copied, and this thread may not read it: allow it to (mprotect, pkey_set)";
@@ -157,11 +157,11 @@ impl Region {
         }
         // SAFETY: region-contents: passed on from our caller, and it may be read.
         let contents = unsafe { std::ptr::read(page.addr().0 as *const PageBytes) };
-        self.supply_copy(page, to, contents)
+        self.supply_copy(page, new, to, contents)
     }
 
-    /// Gives an absent page a frame with these contents, which are those of `page`.
-    fn supply_copy(&self, page: PageNo, to: PageNo, contents: PageBytes) -> Result<()> {
+    /// Gives an absent page of `new` a frame with these contents, which are those of `page`.
+    fn supply_copy(&self, page: PageNo, new: &Bound, to: PageNo, contents: PageBytes) -> Result<()> {
         let (inner, state) = (self.inner(), self.inner().state());
         let give = || {
             let given = inner.on_table(move |context| range::supply(state, context, to, &contents));
@@ -172,7 +172,8 @@ impl Region {
             if given != Outcome::Violation {
                 break;
             }
-            // Others that use the new place have had a page there since it was dropped; or it was not.
+            // Others that use the new place have had a page there since it was dropped, or one was given up there since the way was cleared.
+            new.begin_anew(inner, PageRange { first: to, count: 1 });
             if let Err((_, why)) = inner.discard(PageRange { first: to, count: 1 }) {
                 let object = format!("{}, to a place where a clone needs what is there", self.bound.page_name(page));
                 return Err(Error::failure("move", object, why));
@@ -214,7 +215,8 @@ impl Region {
                 }
                 Err((page, _)) => {
                     // SAFETY: region-contents: passed on from our caller.
-                    let copied = unsafe { self.copy_in_core(PageRange { first: page, count: 1 }, place_of(page)) };
+                    let copied =
+                        unsafe { self.copy_in_core(PageRange { first: page, count: 1 }, &old.bound, place_of(page)) };
                     (copied.0, copied.1.is_err())
                 }
             };
@@ -279,7 +281,6 @@ mod tests {
     use super::*;
     use crate::domain::Domain;
     use crate::pager::UserPager;
-    use crate::region::Bound;
 
     /// Moves four pages on and back; `meanwhile` is done in between. Which of them can be had.
     fn moved_and_back(meanwhile: impl FnOnce(&Region, PageNo)) -> [bool; 4] {
@@ -318,6 +319,22 @@ mod tests {
             region.bound.give_up_since(region.inner(), old, format_args!("this is a test"));
         };
         assert_eq!(moved_and_back(give_up), [true; 4]);
+    }
+
+    /// So was one to a place where a copy comes, since the way was cleared.
+    #[test]
+    fn what_was_given_up_where_copies_come_does_not_keep_them_out() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let mut region = domain.region(8 * PAGE_BYTES).zero().unwrap();
+        region.as_mut_slice::<u64>()[..4 * PAGE_BYTES / 8].fill(7);
+        let page = |index| region.core().range.first.plus(index);
+        region.bound.give_up_since(region.inner(), page(6), format_args!("this is a test"));
+        // SAFETY: region-contents: nobody holds a reference into it, and all of it may be read and written.
+        let (next, stopped) =
+            unsafe { region.copy_in_core(PageRange { first: page(0), count: 4 }, &region.bound, page(4)) };
+        stopped.unwrap();
+        assert_eq!(next, page(4));
+        assert!(region.as_slice::<u64>()[4 * PAGE_BYTES / 8..].iter().all(|word| *word == 7));
     }
 
     /// An access to a page that has come is refused while the one in the middle is filled.
