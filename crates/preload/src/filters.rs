@@ -15,7 +15,7 @@ const STATUS_BYTES: usize = 16 << 10;
 static SET: AtomicU32 = AtomicU32::new(0);
 /// Whether one of them is set.
 static IN_FORCE: AtomicBool = AtomicBool::new(false);
-/// How many there were before the program's first line.
+/// How many there were before the program's first line; the largest number where there is no telling.
 static INHERITED: AtomicU32 = AtomicU32::new(0);
 
 const OWN_STATUS: &str = "/proc/self/status";
@@ -23,7 +23,7 @@ const OWN_STATUS: &str = "/proc/self/status";
 /// The calling thread is the process's first, and its filters are not the program's own.
 pub fn begin() {
     if mode() > 0 {
-        INHERITED.store(count(OWN_STATUS).unwrap_or(0), Ordering::SeqCst);
+        INHERITED.store(count(OWN_STATUS).unwrap_or(u32::MAX), Ordering::SeqCst);
     }
 }
 
@@ -31,6 +31,19 @@ pub fn begin() {
 /// program was executed lets it be set up, or does not.
 pub fn are_set() -> bool {
     SET.load(Ordering::SeqCst) != 0
+}
+
+/// What the calling thread's filters answer to a call of the program's that pager threads make for it, for which they may not hold. They are
+/// asked by the same call with an address, or an offset, that is no page's, `args[of_page]`: the kernel refuses that (`EINVAL`) before it does
+/// anything. `None`: nothing. With no lock held, since an answer may be a signal, or a long time in coming.
+pub fn answer(number: i64, mut args: [usize; 6], of_page: usize) -> Option<isize> {
+    if !are_set() && INHERITED.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
+    args[of_page] += 1;
+    // SAFETY: raw-call: the program asked for such a call, and the kernel does nothing.
+    let answer = unsafe { call(number, args) };
+    (answer != -libc::EINVAL as isize).then_some(answer)
 }
 
 /// In a forked child: what another thread was about to set does not count, unless it is in force here.

@@ -127,6 +127,11 @@ pub fn holds(address: usize) -> bool {
     ranges().iter().any(|range| range.contains(&address))
 }
 
+/// Whether a part of a range is in one of the regions.
+pub fn holds_any(range: &Range<usize>) -> bool {
+    !range.is_empty() && ranges().iter().any(|region| region.start < range.end && range.start < region.end)
+}
+
 impl Managed {
     /// The region that an address is in, and its offset there.
     pub fn region_of(&self, address: usize) -> Option<(&Region, usize)> {

@@ -24,7 +24,7 @@ use crate::managed::{self, Managed};
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
 use crate::sys::{Quiet, call};
-use crate::{program, promises};
+use crate::{filters, program, promises};
 
 pub use advice::{madvise, process_madvise};
 pub use fork::{hold, let_go, settle_in_child};
@@ -170,10 +170,6 @@ impl Maps {
         })
     }
 
-    fn touches_regions(&self, range: &Range<usize>) -> bool {
-        self.parts(range.clone()).any(|(part, _)| part != Part::Outside)
-    }
-
     /// The next part of what is left of a range, with the part cut off it.
     fn next(&self, left: &mut Range<usize>) -> Option<(Part, Range<usize>)> {
         let (part, range) = self.parts(left.clone()).next()?;
@@ -249,9 +245,20 @@ fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     }
 }
 
+/// What of a range `len` bytes hold, and the rest.
+fn split(range: &Range<usize>, len: usize) -> (Range<usize>, Range<usize>) {
+    let end = range.end.min(range.start.saturating_add(len));
+    (range.start..end, end..range.end)
+}
+
 /// The domain, where calls are to be answered from it: not on pager threads, which must not wait for our lock.
 fn serving() -> Option<&'static Managed> {
     if heap::is_pager() { None } else { managed::get() }
+}
+
+/// What the program's filters answer to a call on such memory, of which pager threads change what is managed.
+fn answer(ranges: &[&Range<usize>], number: i64, args: [usize; 6]) -> Option<isize> {
+    if ranges.iter().any(|range| managed::holds_any(range)) { filters::answer(number, args, 0) } else { None }
 }
 
 fn kernel(result: isize) -> Result<usize, Errno> {
@@ -293,19 +300,25 @@ pub unsafe fn mmap(
         && range.len() <= MOST_BYTES
         // Without a store no page is out of core: what is dropped past us is gone.
         && (promises::are_counted() || !caller.is_go());
+    let is_over =
+        flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED && managed::holds_any(&range);
+    let ours = ours && flags & NEVER == if is_over { libc::MAP_FIXED } else { 0 };
+    if ours && let Some(answer) = filters::answer(libc::SYS_mmap, args, 5) {
+        return answer;
+    }
     let mut held = table();
     if let Err(why) = held.maps.has_room(1) {
         return -why as isize;
     }
-    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED && held.maps.touches_regions(&range) {
-        if ours && flags & NEVER == libc::MAP_FIXED {
+    if is_over {
+        if ours {
             return as_kernel(held.maps.map_anew(managed, range, prot, flags));
         }
         drop(held);
         // SAFETY: raw-call: passed on from our caller.
         return as_kernel(unsafe { replacing::map_over(managed, range, args) });
     }
-    if ours && flags & NEVER == 0 {
+    if ours {
         if program::may_want_for_code(&range) {
             drop(held);
             let there = (flags | libc::MAP_FIXED_NOREPLACE) as usize;
@@ -425,10 +438,13 @@ fn unmap_parts(managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn munmap(address: usize, len: usize) -> isize {
+    let args = [address, len, 0, 0, 0, 0];
     match (serving(), pages(address, len)) {
-        (Some(managed), Ok(range)) if len != 0 => as_kernel(unmap_parts(managed, range)),
+        (Some(managed), Ok(range)) if len != 0 => {
+            answer(&[&range], libc::SYS_munmap, args).unwrap_or_else(|| as_kernel(unmap_parts(managed, range)))
+        }
         // SAFETY: raw-call: passed on from our caller.
-        _ => unsafe { call(libc::SYS_munmap, [address, len, 0, 0, 0, 0]) },
+        _ => unsafe { call(libc::SYS_munmap, args) },
     }
 }
 

@@ -51,6 +51,12 @@ fn a_filter_that_kills_lets_its_program_end_and_its_counts_go_on() {
 }
 
 #[test]
+fn what_a_filter_says_holds_for_managed_memory() {
+    ends("holds_for_managed_memory", 8);
+    ends("killed_for_managed_memory", SIGSYS);
+}
+
+#[test]
 fn a_childs_filter_is_its_own() {
     for name in ["in_a_child", "after_vfork"] {
         let Some(ran) = ends(name, 8) else { return };

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use selfpage::{Guards, Region};
 
-use super::{Errno, Maps, NOWHERE, Part, as_kernel, kernel, pages, serving, table};
-use crate::managed::Managed;
+use super::{Errno, Maps, NOWHERE, Part, answer, as_kernel, kernel, pages, serving, table};
+use crate::managed::{self, Managed};
 use crate::sys::{self, call};
 
 const MADV_POPULATE_READ: i32 = 22;
@@ -37,11 +37,22 @@ const WAITS: [i32; 4] = [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_REMOVE
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn madvise(address: usize, len: usize, advice: i32) -> isize {
+    let args = [address, len, advice as usize, 0, 0, 0];
     let Some(managed) = serving() else {
         // SAFETY: raw-call: passed on from our caller.
-        return unsafe { call(libc::SYS_madvise, [address, len, advice as usize, 0, 0, 0]) };
+        return unsafe { call(libc::SYS_madvise, args) };
     };
     let Ok(range) = pages(address, len) else { return -libc::EINVAL as isize };
+    // SAFETY: raw-call: passed on from our caller.
+    answer(&[&range], libc::SYS_madvise, args).unwrap_or_else(|| unsafe { advise(managed, range, args) })
+}
+
+/// The same where no filter is to be asked.
+///
+/// # Safety
+/// *raw-call*: `args` are those of an madvise(2) that the program asked for, of that range.
+unsafe fn advise(managed: &Managed, range: Range<usize>, args: [usize; 6]) -> isize {
+    let advice = args[2] as i32;
     let populates = matches!(advice, MADV_POPULATE_READ | MADV_POPULATE_WRITE);
     // The program sees no mapping where nothing was mapped in a region; the kernel does.
     if populates && table().maps.parts(range.clone()).any(|(part, _)| part == Part::Free) {
@@ -51,7 +62,7 @@ pub unsafe fn madvise(address: usize, len: usize, advice: i32) -> isize {
     // there is such advice.
     if populates || range.is_empty() {
         // SAFETY: raw-call: passed on from our caller.
-        return unsafe { call(libc::SYS_madvise, [address, len, advice as usize, 0, 0, 0]) };
+        return unsafe { call(libc::SYS_madvise, args) };
     }
     as_kernel(advise_parts(managed, range, advice))
 }
@@ -225,7 +236,8 @@ pub unsafe fn process_madvise(args: [usize; 6]) -> isize {
         // SAFETY: raw-call: passed on from our caller.
         unsafe { call(libc::SYS_process_madvise, args) }
     };
-    if serving().is_none() || flags != 0 || !is_own(pidfd) {
+    let Some(managed) = serving() else { return whole(args) };
+    if flags != 0 || !is_own(pidfd) {
         return whole(args);
     }
     // The kernel reads the vector first of all: whether that can be read, and has so many parts, it says before it finds no process.
@@ -238,12 +250,10 @@ pub unsafe fn process_madvise(args: [usize; 6]) -> isize {
         // SAFETY: raw-call: the kernel has just read it.
         let one = unsafe { (vector as *const libc::iovec).add(index).read_unaligned() };
         let (start, len) = (one.iov_base as usize, one.iov_len);
-        let inside = pages(start, len).is_ok_and(|range| table().maps.touches_regions(&range));
-        let result = if inside {
+        let result = match pages(start, len) {
             // SAFETY: raw-call: passed on from our caller.
-            unsafe { madvise(start, len, advice as i32) }
-        } else {
-            whole([pidfd, &raw const one as usize, 1, advice, 0, 0])
+            Ok(range) if managed::holds_any(&range) => unsafe { advise(managed, range, [start, len, advice, 0, 0, 0]) },
+            _ => whole([pidfd, &raw const one as usize, 1, advice, 0, 0]),
         };
         match kernel(result) {
             Ok(_) => done += len,

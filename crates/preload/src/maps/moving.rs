@@ -6,7 +6,9 @@ use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
 use super::protecting::Key;
 use super::unmanaged::{Counted, map_elsewhere, unmap_elsewhere};
-use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, Table, as_kernel, kernel, pages, serving, table, unmap_parts};
+use super::{
+    Errno, HIGHEST, Maps, Part, READ_WRITE, Table, answer, as_kernel, kernel, pages, serving, split, table, unmap_parts,
+};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
@@ -28,6 +30,9 @@ pub unsafe fn mremap(args: [usize; 6]) -> isize {
     };
     if named.start < whole.end && whole.start < named.end {
         return -libc::EINVAL as isize;
+    }
+    if let Some(answer) = answer(&[&whole, &named], libc::SYS_mremap, args) {
+        return answer;
     }
     let mut held = table();
     let first = held.maps.parts(whole.start..whole.end.max(whole.start + 1)).next();
@@ -75,7 +80,7 @@ unsafe fn remap_by_kernel(
     let Wish { old, cut, new_len, flags, named } = wish;
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
     // Its new place is not to be in a region, and what stays keeps its length: the kernel is not to find it cut off.
-    if held.maps.touches_regions(&named) || stays && !cut.is_empty() {
+    if managed::holds_any(&named) || stays && !cut.is_empty() {
         return Err(libc::EINVAL);
     }
     held.maps.unless_sealed(&cut)?;
@@ -219,7 +224,7 @@ impl Maps {
             return self.move_in(managed, &Move { old, new, afterwards }, Some(access), prot);
         }
         let wish = Move { old, new: named, afterwards };
-        if self.touches_regions(&wish.new) {
+        if managed::holds_any(&wish.new) {
             self.renew(managed, &wish.new, access, Some(&wish))?;
             return self.move_in(managed, &wish, None, prot);
         }
@@ -540,12 +545,6 @@ impl Maps {
             }
         }
     }
-}
-
-/// What of a range `len` bytes hold, and the rest.
-fn split(range: &Range<usize>, len: usize) -> (Range<usize>, Range<usize>) {
-    let end = range.end.min(range.start.saturating_add(len));
-    (range.start..end, end..range.end)
 }
 
 /// Maps memory of the kernel's, as long as `new`, that has no part in common with it.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{ACCESS, Errno, Maps, NOWHERE, Part, as_kernel, kernel, pages, serving, table};
+use super::{ACCESS, Errno, Maps, NOWHERE, Part, answer, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises::Offer;
 use crate::sys::call;
@@ -91,10 +91,12 @@ impl Key {
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn mprotect(address: usize, len: usize, prot: i32) -> isize {
+    let args = [address, len, prot as usize, 0, 0, 0];
     match (serving(), pages(address, len)) {
-        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Unchanged)),
+        (Some(managed), Ok(range)) => answer(&[&range], libc::SYS_mprotect, args)
+            .unwrap_or_else(|| as_kernel(table().maps.protect(managed, range, prot, Key::Unchanged))),
         // SAFETY: raw-call: passed on from our caller.
-        _ => unsafe { call(libc::SYS_mprotect, [address, len, prot as usize, 0, 0, 0]) },
+        _ => unsafe { call(libc::SYS_mprotect, args) },
     }
 }
 
@@ -103,9 +105,11 @@ pub unsafe fn mprotect(address: usize, len: usize, prot: i32) -> isize {
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn pkey_mprotect(address: usize, len: usize, prot: i32, key: usize) -> isize {
+    let args = [address, len, prot as usize, key, 0, 0];
     match (serving(), pages(address, len)) {
-        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Set(key))),
+        (Some(managed), Ok(range)) => answer(&[&range], libc::SYS_pkey_mprotect, args)
+            .unwrap_or_else(|| as_kernel(table().maps.protect(managed, range, prot, Key::Set(key)))),
         // SAFETY: raw-call: passed on from our caller.
-        _ => unsafe { call(libc::SYS_pkey_mprotect, [address, len, prot as usize, key, 0, 0]) },
+        _ => unsafe { call(libc::SYS_pkey_mprotect, args) },
     }
 }

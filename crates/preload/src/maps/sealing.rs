@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Errno, Maps, Part, pages, serving, table};
+use super::{Errno, Maps, Part, answer, pages, serving, table};
 use crate::managed::Managed;
 use crate::space::PAGE;
 use crate::sys::call;
@@ -14,11 +14,15 @@ use crate::sys::call;
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn mseal(address: usize, len: usize, flags: usize) -> isize {
+    let args = [address, len, flags, 0, 0, 0];
     let seal = move || {
         // SAFETY: raw-call: passed on from our caller.
-        unsafe { call(libc::SYS_mseal, [address, len, flags, 0, 0, 0]) }
+        unsafe { call(libc::SYS_mseal, args) }
     };
     let (Some(managed), Ok(range)) = (serving(), pages(address, len)) else { return seal() };
+    if let Some(answer) = answer(&[&range], libc::SYS_mseal, args) {
+        return answer;
+    }
     let maps = &mut table().maps;
     // The program sees no mapping where nothing was mapped in a region; the kernel does.
     if maps.parts(range.clone()).any(|(part, _)| part == Part::Free) {

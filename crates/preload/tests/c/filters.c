@@ -161,6 +161,50 @@ static void starts_threads(void) {
   for (int i = 0; i < 8; i++) CHECK(!pthread_create(&thread, 0, nothing, 0) && !pthread_join(thread, 0));
   say_ok(), _exit(8);
 }
+// Calls whose argument `arg` has one of these bits meet `action`.
+static void forbid_bits(int call, int arg, unsigned bits, unsigned action) {
+  struct sock_filter code[] = {
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 3),
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[arg])), BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1),
+    BPF_STMT(BPF_RET | BPF_K, action), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  struct sock_fprog program = {sizeof code / sizeof *code, code};
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
+}
+// What a filter says of a call it says of managed memory too, which other threads change: each in a thread of its own.
+struct said { long call, args[6]; int arg; unsigned bits; };
+static void *is_said_of_managed_memory(void *of) {
+  const struct said *s = of;
+  const long *a = s->args;
+  forbid_bits(s->call, s->arg, s->bits, SECCOMP_RET_ERRNO | EDOM);
+  for (int i = 0; i < 2; i++) CHECK(syscall(s->call, a[0], a[1], a[2], a[3], a[4], a[5]) == -1 && errno == EDOM);
+  return of;
+}
+static void holds_for_managed_memory(void) {
+  const long any = PROT_READ | PROT_WRITE, code = PROT_READ | PROT_EXEC, private = MAP_PRIVATE | MAP_ANONYMOUS;
+  const long at = (long)(block + LEN / 16) & -P, mapped = (long)mmap(0, 4 * P, any, private, -1, 0);
+  const struct said all[] = {
+    {SYS_mprotect, {at, P, code}, 2, PROT_EXEC}, {SYS_pkey_mprotect, {at, P, code, 0}, 2, PROT_EXEC}, {SYS_mmap, {0, P, any, private, -1}, 1, -1},
+    {SYS_mmap, {mapped, P, any, private | MAP_FIXED, -1}, 3, MAP_FIXED}, {SYS_munmap, {mapped, P}, 1, P},
+    {SYS_mremap, {mapped, 4 * P, 64 * P, MREMAP_MAYMOVE}, 3, MREMAP_MAYMOVE}, {SYS_madvise, {at, P, MADV_DONTNEED}, 2, MADV_DONTNEED}, {462 /* mseal */, {at, P}, 1, P}};
+  CHECK(mapped != -1 && !(*(volatile char *)mapped = 0));
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, 0, is_said_of_managed_memory, (void *)(all + i)) && !pthread_join(thread, 0));
+  }
+  // By their names, of what is a file's as of what is managed; and what it lets through has its effect.
+  char *file = mmap(0, P, PROT_READ, MAP_PRIVATE, open(self, O_RDONLY), 0);
+  forbid_bits(SYS_mprotect, 2, PROT_EXEC, SECCOMP_RET_ERRNO | EPERM);
+  CHECK(file != MAP_FAILED && mprotect(file, P, code) == -1 && errno == EPERM && mprotect((void *)at, P, code) == -1 && errno == EPERM);
+  CHECK(mprotect((void *)at, P, ~0) == -1 && errno == EPERM && mprotect((void *)at, P, 64) == -1 && errno == EINVAL);
+  CHECK(!mprotect((void *)at, P, PROT_READ) && (same(), 1) && !mprotect((void *)at, P, any) && !munmap((void *)mapped, 4 * P));
+  work(), say_ok(), exit(8);
+}
+static void killed_for_managed_memory(void) {
+  forbid_bits(SYS_mprotect, 2, PROT_EXEC, SECCOMP_RET_KILL_PROCESS);
+  work(), say_ok();
+  mprotect((void *)((uintptr_t)(block + LEN / 16) & -P), P, PROT_READ | PROT_EXEC);
+  _exit(1);
+}
 // What another thread does while the kernel reads a filter.
 static int faults;
 static void (*meanwhile)(void);
@@ -320,7 +364,8 @@ static const struct one_case cases[] = {
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
   CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
-  CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
+  CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
+  CASE(killed_for_managed_memory)};
 int main(int argc, char **argv) {
   self = argv[0];
   if (argc > 2) { // a command, under a filter that is not its own
