@@ -61,6 +61,11 @@ pub fn settle_in_child() {
     }
 }
 
+/// Whether the calling thread is under one that it set by an instruction of its own, as far as that can be told.
+pub fn one_came_unheard() -> bool {
+    !are_set() && INHERITED.load(Ordering::SeqCst) == 0 && mode() != 0
+}
+
 /// How system calls of the calling thread are filtered, as the kernel numbers it; 0: they are not.
 pub fn mode() -> i32 {
     // SAFETY: raw-call: no memory is passed.

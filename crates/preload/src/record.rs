@@ -306,7 +306,8 @@ impl Line {
     fn append_to(&self, records: &Records, lasting: Option<Who>) {
         let file = records.open();
         if file < 0 {
-            if [-libc::EMFILE, -libc::ENFILE].contains(&(file as i32)) {
+            // A filter that nobody heard of may have refused it, and end the process for what no program does itself.
+            if !filters::one_came_unheard() {
                 records.open_by_pagers();
             }
             return self.append_by_pagers(records, lasting);
@@ -319,8 +320,8 @@ impl Line {
         close(file as usize);
     }
 
-    /// The same where the process became another user or has another root, and cannot open the file: pager threads have had it open
-    /// since. So they have where the process has no descriptor left.
+    /// The same where the process became another user, has another root or has limited itself, and cannot open the file: pager threads have had
+    /// it open since, or may open it still. So they may where the process has no descriptor left.
     fn append_by_pagers(&self, records: &Records, lasting: Option<Who>) {
         if filters::mode() != FILTERED.load(Ordering::SeqCst) {
             return;

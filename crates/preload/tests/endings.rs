@@ -14,6 +14,9 @@ fn is_on_record(name: &str, processes: usize) {
     let program = PROGRAM.get_or_init(|| run::possible().then(|| run::compile("endings", &[])));
     let Some(program) = program else { return };
     let ran = run::run("8M", program, &[name]).ok();
+    if ran.text() == "no landlock\n" {
+        return run::skip("landlock", "the kernel has none: CONFIG_SECURITY_LANDLOCK, and lsm=landlock");
+    }
     let of_program = |process: &&serde_json::Value| process["program"].as_str().unwrap().starts_with("endings-");
     let on_record = ran.stats["processes"].as_array().unwrap();
     assert_eq!(on_record.iter().filter(of_program).count(), processes, "{name}: {}", ran.stats);
@@ -28,6 +31,15 @@ fn threads_that_end_a_process_at_once_leave_its_record() {
 #[test]
 fn a_process_that_has_no_descriptor_left_has_a_record() {
     is_on_record("no_descriptors", 1);
+}
+
+#[test]
+fn a_process_that_may_not_look_at_the_run_any_more_has_a_record() {
+    is_on_record("after_landlock", 1);
+    if !run::is_root() {
+        return run::skip("root", "only root can become another user");
+    }
+    is_on_record("as_another_user", 1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // Programs that end as few do, and are to have their record all the same: one case each.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
@@ -80,9 +81,25 @@ static void by_worker(void) {
   CHECK(!pthread_create(&thread, 0, end_as_worker, 0) && !pthread_join(thread, 0));
 }
 
+// By an instruction of its own nobody hears of it.
+static void as_another_user(void) {
+  long result;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_setresuid), "D"(65534), "S"(65534), "d"(65534) : "rcx", "r11", "memory");
+  CHECK(!result && getuid() == 65534);
+}
+// This thread may no longer look at the one that started it.
+static void after_landlock(void) {
+  enum { CREATE_RULES = 444, RESTRICT = 446 };
+  const uint64_t reading = 1 << 2;
+  if (syscall(CREATE_RULES, 0, 0, 1) < 0) { puts("no landlock"); exit(0); }
+  int rules = syscall(CREATE_RULES, &reading, sizeof reading, 0);
+  CHECK(rules >= 0 && !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !syscall(RESTRICT, rules, 0));
+  CHECK(open("/proc/self/status", O_RDONLY) == -1 && errno == EACCES);
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"at_once", at_once}, {"no_descriptors", no_descriptors}, {"another_root", another_root}, {"another_proc", another_proc},
-  {"by_worker", by_worker}};
+  {"by_worker", by_worker}, {"as_another_user", as_another_user}, {"after_landlock", after_landlock}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); return 0; }
