@@ -33,6 +33,11 @@ pub fn are_set() -> bool {
     SET.load(Ordering::SeqCst) != 0
 }
 
+/// Whether one that this process has set holds, and stays.
+pub fn are_in_force() -> bool {
+    IN_FORCE.load(Ordering::SeqCst)
+}
+
 /// What the calling thread's filters answer to a call of the program's that pager threads make for it, for which they may not hold. They are
 /// asked by the same call with an address, or an offset, that is no page's, `args[of_page]`: the kernel refuses that (`EINVAL`) before it does
 /// anything. `None`: nothing. With no lock held, since an answer may be a signal, or a long time in coming.
@@ -48,7 +53,7 @@ pub fn answer(number: i64, mut args: [usize; 6], of_page: usize) -> Option<isize
 
 /// In a forked child: what another thread was about to set does not count, unless it is in force here.
 pub fn settle_in_child() {
-    if are_set() && !IN_FORCE.load(Ordering::SeqCst) {
+    if are_set() && !are_in_force() {
         let is_in_force = match INHERITED.load(Ordering::SeqCst) {
             0 => mode() != 0,
             inherited => count(OWN_STATUS) != Some(inherited),
@@ -110,7 +115,7 @@ pub unsafe fn seccomp(args: [usize; 3]) -> isize {
 /// Sets one by a call of the kernel.
 fn set(make: impl FnOnce() -> isize) -> isize {
     // A child after vfork is filtered by itself, and the memory is its parent's. Under a filter nothing is asked.
-    if !IN_FORCE.load(Ordering::SeqCst) && !rights::is_own_process() {
+    if !are_in_force() && !rights::is_own_process() {
         return make();
     }
     let count = || {
@@ -126,7 +131,7 @@ fn set(make: impl FnOnce() -> isize) -> isize {
         }
         result
     };
-    if IN_FORCE.load(Ordering::SeqCst) {
+    if are_in_force() {
         return count();
     }
     watch::begin();

@@ -201,8 +201,8 @@ pub fn keep_open() {
 /// Runs `exec`, on the record. If it returns it has failed, and this process lives on: what was written is taken back.
 pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
     mapped::write();
-    // Under a filter there is one already, which stays. A child after vfork has none.
-    if filters::are_set() || !rights::is_own_process() {
+    // Under a filter there is one already, which stays; but not where the filter is only about to be. A child after vfork has none.
+    if filters::are_in_force() || !rights::is_own_process() {
         await_writer();
         return exec();
     }
@@ -221,7 +221,7 @@ enum Lasts {
     No,
 }
 
-/// How many threads make a call after which no record can be written.
+/// How many threads make a call after which no record can be written, or end the process.
 static COUNT_ON_IT: AtomicU32 = AtomicU32::new(0);
 
 /// Makes such a call. Where it has failed, and no other counts on what was written, that is taken back.
@@ -366,11 +366,15 @@ impl std::fmt::Write for Line {
 
 /// Writes the record, once.
 pub extern "C" fn end() {
-    if filters::are_set() {
-        mapped::write();
-    } else {
-        write_if_due(Lasts::No);
+    mapped::write();
+    if filters::are_in_force() {
+        return;
     }
+    // Where one has been written for a call that fails after this, nobody writes another. A child after vfork ends by itself.
+    if rights::is_own_process() {
+        COUNT_ON_IT.fetch_add(1, Ordering::SeqCst);
+    }
+    write_if_due(Lasts::No);
 }
 
 fn write_if_due(lasts: Lasts) {

@@ -130,6 +130,18 @@ fn a_filter_that_is_refused_leaves_the_records_of_others_alone() {
 }
 
 #[test]
+fn a_record_that_is_counted_on_is_not_taken_back() {
+    let Some(ran) = case("executes_as_one_fails") else { return };
+    if ran.text() == "no tracing\n" || ran.text() == "no faults of the kernel's\n" {
+        return drop(had_its_moment(ran, "executes_as_one_fails"));
+    }
+    assert_eq!((ran.code(), ran.text(), ran.errors()), (0, "ok\n".into(), String::new()));
+    assert!(matches!(evictions(&ran)[..], [count, _] if count > IN_ALL), "{}", ran.stats);
+    let ran = meanwhile("exits_as_one_fails").unwrap();
+    assert!(matches!(evictions(&ran)[..], [count] if count > IN_ALL), "{}", ran.stats);
+}
+
+#[test]
 fn a_process_goes_on_whose_threads_hand_it_on_to_one_another() {
     ends("handed_on", 8);
 }

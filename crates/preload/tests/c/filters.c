@@ -338,6 +338,38 @@ static void sets_an_empty_one(void) {
 static void executes_nothing(void) { CHECK(execl("/proc/self/nothing", "nothing", (char *)0) == -1 && errno == ENOENT); }
 static void sets_one_after_a_refusal(void) { sets_one_after(SYS_seccomp, sets_an_empty_one); }
 static void sets_one_after_an_exec(void) { sets_one_after(SYS_execve, executes_nothing); }
+// A record counts although it was written for a call that fails: another thread, which goes on only when that has, counted on it before.
+static volatile int is_late;
+static void fails_there(void) { is_late = 1, wait_for(THERE); }
+static void *sets_one_that_fails(void *program) {
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, program) == -1 && errno == EINVAL);
+  return (void *)(*progress = DONE);
+}
+static void executes_as_one_fails(void) {
+  const int call = SYS_execve;
+  static _Alignas(P) char without_an_answer[P];
+  pthread_t thread;
+  stop_before(&call, 1, lets_it);
+  struct sock_fprog program = read_late(without_an_answer, fails_there);
+  CHECK(!pthread_create(&thread, 0, sets_one_that_fails, &program));
+  while (!is_late) {}
+  work(), say_ok();
+  execl("/bin/true", "true", (char *)0);
+}
+static void *executes_what_fails(void *path) {
+  CHECK(syscall(SYS_execveat, AT_FDCWD, path, (char *[]){"nothing", 0}, (char *[]){0}, 0) == -1 && errno == ENOENT);
+  return (void *)(*progress = DONE);
+}
+static void exits_as_one_fails(void) {
+  const int call = SYS_exit_group;
+  static _Alignas(P) char nothing_there[P] = "/proc/self/nothing";
+  pthread_t thread;
+  stop_before(&call, 1, lets_it);
+  struct sock_fprog path = read_late(nothing_there, fails_there);
+  CHECK(!pthread_create(&thread, 0, executes_what_fails, path.filter));
+  while (!is_late) {}
+  work(), say_ok(), _exit(8);
+}
 // Threads that hand the rest on to one another, and end, after the first has: at each moment there is one.
 static time_t until;
 static void *hands_on(void *unused) {
@@ -365,7 +397,7 @@ static const struct one_case cases[] = {
   CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
-  CASE(killed_for_managed_memory)};
+  CASE(killed_for_managed_memory), CASE(executes_as_one_fails), CASE(exits_as_one_fails)};
 int main(int argc, char **argv) {
   self = argv[0];
   if (argc > 2) { // a command, under a filter that is not its own
