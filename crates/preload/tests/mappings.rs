@@ -86,6 +86,8 @@ fn huge_pages_over() {
     let _allowed = HugePages::allow();
     row("moves", "huge_pages_over");
     row("moves", "huge_files_over_under_a_filter");
+    row("moves", "huge_files_over_under_a_filter_from_before");
+    row("moves", "huge_files_over_under_a_filter_that_says_nothing");
 }
 
 rows! {

@@ -550,7 +550,7 @@ impl Maps {
 /// Maps memory of the kernel's, as long as `new`, that has no part in common with it.
 fn map_beside(new: &Range<usize>) -> Result<usize, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let start = map_elsewhere([0, new.len(), READ_WRITE as usize, flags as usize, usize::MAX, 0])?;
+    let start = map_elsewhere([0, new.len(), READ_WRITE as usize, flags as usize, usize::MAX, 0], Some(PAGE))?;
     if start >= new.end || start + new.len() <= new.start {
         return Ok(start);
     }

@@ -13,6 +13,7 @@ use super::{ACCESS, Errno, Maps, Part, kernel, locking, table};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Offer};
 use crate::ranges::{Ranges, Standing};
+use crate::space::PAGE;
 use crate::sys::call;
 
 impl Maps {
@@ -169,7 +170,8 @@ impl Maps {
 /// # Safety
 /// *raw-call*: `args` are those of an mmap(2) that the program asked for.
 pub(super) unsafe fn map_over(managed: &Managed, range: Range<usize>, args: [usize; 6]) -> Result<usize, Errno> {
-    let page_bytes = page_bytes(args);
+    let known_bytes = page_bytes(args);
+    let page_bytes = known_bytes.unwrap_or(PAGE);
     if !range.start.is_multiple_of(page_bytes) {
         return Err(libc::EINVAL);
     }
@@ -177,7 +179,7 @@ pub(super) unsafe fn map_over(managed: &Managed, range: Range<usize>, args: [usi
     let range = range.start..end;
     table().maps.may_replace(&range)?;
     // As for a mapping that goes anywhere: not under the lock.
-    let elsewhere = map_elsewhere(args)?;
+    let elsewhere = map_elsewhere(args, known_bytes)?;
     let maps = &mut *table().maps;
     if let Err(why) = maps.may_replace(&range).and_then(|()| maps.move_over(managed, &range, elsewhere)) {
         unmap_elsewhere(elsewhere, range.len());

@@ -110,8 +110,8 @@ pub(super) unsafe fn map_by_kernel(args: [usize; 6]) -> isize {
     let result = unsafe { call(libc::SYS_mmap, args) };
     if let Ok(range) = kernel(result).and_then(|start| pages(start, len)) {
         let counted = Counted::of(flags as i32, prot as i32);
-        // What does not count may be of any length.
-        let page_bytes = if counted == Counted::Not { PAGE } else { page_bytes(args) };
+        // What does not count, as a file's, may be of any length.
+        let page_bytes = if counted == Counted::Not { PAGE } else { page_bytes(args).unwrap_or(PAGE) };
         let range = range.start..range.end.next_multiple_of(page_bytes);
         let maps = &mut *table().maps;
         maps.forget(range.clone());
@@ -120,28 +120,32 @@ pub(super) unsafe fn map_by_kernel(args: [usize; 6]) -> isize {
     result
 }
 
-/// How long the pages are that mmap(2) maps with such arguments: whole ones, however long a range was asked for.
-pub(super) fn page_bytes([_, _, _, flags, file, _]: [usize; 6]) -> usize {
+/// How long the pages are that mmap(2) maps with such arguments: whole ones, however long a range was asked for. `None`: nobody may ask that of
+/// the file.
+pub(super) fn page_bytes([_, _, _, flags, file, _]: [usize; 6]) -> Option<usize> {
     /// Where the flags have the length of huge pages, as a power of two; 0: the machine's own.
     const MASK: usize = libc::MAP_HUGE_MASK as usize;
     let is_anonymous = flags & libc::MAP_ANONYMOUS as usize != 0;
-    match flags >> libc::MAP_HUGE_SHIFT & MASK {
-        _ if !is_anonymous => page_bytes_of(file),
+    if !is_anonymous {
+        return page_bytes_of(file);
+    }
+    Some(match flags >> libc::MAP_HUGE_SHIFT & MASK {
         _ if flags & libc::MAP_HUGETLB as usize == 0 => PAGE,
         0 => own_huge_page_bytes(),
         power => 1usize.checked_shl(power as u32).unwrap_or(PAGE),
-    }
+    })
 }
 
 /// Of an open file, as hugetlbfs says it.
-fn page_bytes_of(file: usize) -> usize {
+fn page_bytes_of(file: usize) -> Option<usize> {
     // SAFETY: zeroed-valid: plain numbers.
     let mut about: libc::statfs64 = unsafe { std::mem::zeroed() };
-    // A filter may forbid to ask.
+    // A filter may forbid to ask, or have been there before and give no answer.
     // SAFETY: raw-call: the kernel fills a structure of our own.
     let is_known =
         !filters::are_set() && unsafe { call(libc::SYS_fstatfs, [file, &raw mut about as usize, 0, 0, 0, 0]) } == 0;
-    if is_known && about.f_type == libc::HUGETLBFS_MAGIC { about.f_bsize as usize } else { PAGE }
+    let page_bytes = if about.f_type == libc::HUGETLBFS_MAGIC { about.f_bsize as usize } else { PAGE };
+    (is_known && about.f_bsize != 0).then_some(page_bytes)
 }
 
 /// The least length of huge pages, and what they mostly have where nobody says how long they are to be.
@@ -159,16 +163,18 @@ fn own_huge_page_bytes() -> usize {
     kib.and_then(|kib| kib.parse::<usize>().ok()).map_or(USUAL, |kib| kib << 10)
 }
 
-/// Makes the mapping that mmap(2) was asked for with MAP_FIXED at some other place.
-pub(super) fn map_elsewhere([_, len, prot, flags, file, offset]: [usize; 6]) -> Result<usize, Errno> {
+/// Makes the mapping that mmap(2) was asked for with MAP_FIXED at some other place, of pages so long as [`page_bytes`] says.
+pub(super) fn map_elsewhere(
+    [_, len, prot, flags, file, offset]: [usize; 6],
+    page_bytes: Option<usize>,
+) -> Result<usize, Errno> {
     let flags = flags & !(libc::MAP_FIXED as usize);
     // SAFETY: raw-call: a new mapping replaces nothing.
     let map = |at, more| kernel(unsafe { call(libc::SYS_mmap, [at, len, prot, flags | more as usize, file, offset]) });
-    if flags & libc::MAP_ANONYMOUS as usize != 0 || !filters::are_set() {
+    if page_bytes.is_some() {
         return map(0, 0);
     }
-    // Nobody may ask how long the file's pages are. Huge ones, of which whole ones would replace more than was asked for, cannot be mapped where
-    // none begins.
+    // Huge ones, of which whole ones would replace more than was asked for, cannot be mapped where none begins.
     loop {
         let whole = len.checked_add(2 * PAGE).ok_or(libc::ENOMEM)?;
         let free = sys::reserve(whole).ok_or(libc::ENOMEM)?;

@@ -1,5 +1,6 @@
 // Moves that become smaller on the way, and moves to places outside of managed memory. With -DRAW the calls are made by number.
 #include "mappings.h"
+#include <stddef.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -127,16 +128,33 @@ static void over_and_around(int file, int may) { // nothing beside what is mappe
   same(p, 0, at - p), same(p, after, 8 * MIB), flood(), same(p, after, 8 * MIB);
   CHECK((may ? is_over : !is_over && error == EINVAL) && !munmap(p, 8 * MIB));
 }
-static void huge_files_over_under_a_filter(void) { // nobody may ask how long their pages are
-  struct sock_filter all[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  struct sock_fprog filter = {1, all};
+static void huge_files_over(void (*before)(void)) {
   int huge = memfd_create("huge", MFD_HUGETLB | 21 << MAP_HUGE_SHIFT), other = memfd_create("other", 0);
   void *can = huge < 0 ? MAP_FAILED : mmap(0, 2 * MIB, 3, MAP_SHARED, huge, 0);
   if (can == MAP_FAILED) { puts("no huge pages"); exit(0); }
   CHECK(!munmap(can, 2 * MIB) && other >= 0 && !ftruncate(other, 2 * MIB));
-  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0));
-  over_and_around(other, 1), over_and_around(huge, 0);
+  before(), over_and_around(other, 1), over_and_around(huge, 0);
 }
-static struct row rows[] = {{"huge_pages_over", huge_pages_over}, {"huge_files_over_under_a_filter", huge_files_over_under_a_filter}, {"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
+static void filter(int call, unsigned action) {
+  struct sock_filter one[] = {
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+    BPF_STMT(BPF_RET | BPF_K, action), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  struct sock_fprog program = {4, one};
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0));
+}
+static void allow_all(void) { filter(-1, SECCOMP_RET_ALLOW); }
+static void nothing(void) {}
+static void huge_files_over_under_a_filter(void) { huge_files_over(allow_all); } // nobody may ask how long their pages are
+static void huge_files_over_unasked(void) { huge_files_over(nothing); }
+static void executed_under(unsigned action) { // who asks gets no answer
+  filter(SYS_fstatfs, action);
+  execl("/proc/self/exe", "moves", "huge_files_over_unasked", (char *)0);
+}
+static void huge_files_over_under_a_filter_from_before(void) { executed_under(SECCOMP_RET_ERRNO | EPERM); }
+static void huge_files_over_under_a_filter_that_says_nothing(void) { executed_under(SECCOMP_RET_ERRNO | 0); }
+static struct row rows[] = {{"huge_pages_over", huge_pages_over}, {"huge_files_over_under_a_filter", huge_files_over_under_a_filter}, {"huge_files_over_unasked", huge_files_over_unasked},
+  {"huge_files_over_under_a_filter_from_before", huge_files_over_under_a_filter_from_before},
+  {"huge_files_over_under_a_filter_that_says_nothing", huge_files_over_under_a_filter_that_says_nothing},
+  {"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
   {"as_long_where_it_stays", as_long_where_it_stays}, {"out_to_a_free_place", out_to_a_free_place}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
