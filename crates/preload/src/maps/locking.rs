@@ -99,35 +99,23 @@ impl Maps {
     }
 
     /// mlock(2) on each part, of which what is not managed is there.
-    pub(super) fn lock(&mut self, managed: &Managed, range: Range<usize>) -> Result<usize, Errno> {
-        let lock = |range: Range<usize>| {
-            // SAFETY: raw-call: the program asked for it.
-            unsafe { call(libc::SYS_mlock, [range.start, range.len(), 0, 0, 0, 0]) }
-        };
-        self.each_to_kernel(range, lock, |maps, range| maps.lock_mapped(managed, range))
+    pub(super) fn lock(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+        while let Some((part, range)) = self.next(&mut left) {
+            match part {
+                Part::Free => return Err(libc::ENOMEM),
+                Part::Managed => self.lock_mapped(managed, range)?,
+                Part::Foreign | Part::Outside => {
+                    // SAFETY: raw-call: the program asked for it.
+                    kernel(unsafe { call(libc::SYS_mlock, [range.start, range.len(), 0, 0, 0, 0]) })?;
+                }
+            }
+        }
+        Ok(0)
     }
 
     fn lock_mapped(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
         let fits = self.locked.has_room(1);
         if fits { self.lock_managed(managed, range, Why::Locked) } else { Err(libc::ENOMEM) }
-    }
-
-    fn each_to_kernel(
-        &mut self,
-        mut left: Range<usize>,
-        outside: impl Fn(Range<usize>) -> isize,
-        mut managed: impl FnMut(&mut Maps, Range<usize>) -> Result<(), Errno>,
-    ) -> Result<usize, Errno> {
-        while let Some((part, range)) = self.next(&mut left) {
-            match part {
-                Part::Free => return Err(libc::ENOMEM),
-                Part::Managed => managed(self, range)?,
-                Part::Foreign | Part::Outside => {
-                    kernel(outside(range))?;
-                }
-            }
-        }
-        Ok(0)
     }
 }
 
@@ -159,6 +147,30 @@ fn lock_parts(managed: &Managed, mut left: Range<usize>, flags: usize) -> Result
                     unlock_reclaimed(range);
                 }
                 locked?;
+            }
+        }
+    }
+}
+
+/// munlock(2) of each part.
+fn unlock_parts(managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+    loop {
+        let mut held = table();
+        match held.maps.next(&mut left) {
+            None => return Ok(0),
+            Some((Part::Free, _)) => return Err(libc::ENOMEM),
+            Some((Part::Managed, range)) => {
+                if !held.maps.locked.may_lose(&range) {
+                    return Err(libc::ENOMEM);
+                }
+                held.maps.unlock_managed(managed, range, Why::Locked);
+            }
+            Some((Part::Foreign | Part::Outside, range)) => {
+                // A filter may have a handler of the program's called, or somebody asked: not under our lock. The domain's memory, which may be
+                // there by now, is never locked in the kernel.
+                drop(held);
+                // SAFETY: raw-call: the program asked for it.
+                kernel(unsafe { call(libc::SYS_munlock, [range.start, range.len(), 0, 0, 0, 0]) })?;
             }
         }
     }
@@ -206,18 +218,8 @@ pub unsafe fn mlock(address: usize, len: usize, flags: usize) -> isize {
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn munlock(address: usize, len: usize) -> isize {
-    let unlock = |range: Range<usize>| {
-        // SAFETY: raw-call: passed on from our caller.
-        unsafe { call(libc::SYS_munlock, [range.start, range.len(), 0, 0, 0, 0]) }
-    };
     match (serving(), touched(address, len)) {
-        (Some(managed), Ok(range)) => as_kernel(table().maps.each_to_kernel(range, unlock, |maps, range| {
-            if !maps.locked.may_lose(&range) {
-                return Err(libc::ENOMEM);
-            }
-            maps.unlock_managed(managed, range, Why::Locked);
-            Ok(())
-        })),
+        (Some(managed), Ok(range)) => as_kernel(unlock_parts(managed, range)),
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_munlock, [address, len, 0, 0, 0, 0]) },
     }

@@ -15,39 +15,56 @@ impl Maps {
         prot: i32,
         key: Key,
     ) -> Result<usize, Errno> {
-        self.unless_sealed(&left)?;
-        let parts = self.parts(left.clone()).count();
-        self.has_room(parts)?;
-        self.may_note_unmanaged_access(&left, prot, parts)?;
+        self.may_protect(&left, prot)?;
         while let Some((part, range)) = self.next(&mut left) {
-            let (there, change) = (range.clone(), key.change(prot));
-            match part {
-                // An error in either case: bad arguments come before a hole.
-                Part::Free => return kernel(change(NOWHERE)),
-                Part::Managed => {
-                    let opened = if prot & ACCESS != 0 { range.clone() } else { range.start..range.start };
-                    let offer = Offer::of(&opened).ok_or(libc::ENOMEM)?;
-                    let changed = managed.maps.while_still(move || change(there));
-                    // Without room for one more mapping a part may have it.
-                    if key.is_set() && (changed >= 0 || changed == -libc::ENOMEM as isize) {
-                        managed::has_key();
-                    }
-                    if let Err(why) = kernel(changed) {
-                        if why == libc::ENOMEM && !self.close_again(managed, &opened) {
-                            offer.keep();
-                        }
-                        return Err(why);
-                    }
-                    offer.keep();
-                    self.note_access(range, prot);
-                }
-                Part::Outside | Part::Foreign => {
-                    kernel(change(there))?;
-                    self.note_unmanaged_access(&range, prot);
-                }
-            }
+            self.protect_part(managed, part, range, prot, key)?;
         }
         Ok(0)
+    }
+
+    fn may_protect(&self, range: &Range<usize>, prot: i32) -> Result<(), Errno> {
+        self.unless_sealed(range)?;
+        let parts = self.parts(range.clone()).count();
+        self.has_room(parts)?;
+        self.may_note_unmanaged_access(range, prot, parts)
+    }
+
+    fn protect_part(
+        &mut self,
+        managed: &Managed,
+        part: Part,
+        range: Range<usize>,
+        prot: i32,
+        key: Key,
+    ) -> Result<(), Errno> {
+        let (there, change) = (range.clone(), key.change(prot));
+        match part {
+            // An error in either case: bad arguments come before a hole.
+            Part::Free => kernel(change(NOWHERE)).map(drop),
+            Part::Managed => {
+                let opened = if prot & ACCESS != 0 { range.clone() } else { range.start..range.start };
+                let offer = Offer::of(&opened).ok_or(libc::ENOMEM)?;
+                let changed = managed.maps.while_still(move || change(there));
+                // Without room for one more mapping a part may have it.
+                if key.is_set() && (changed >= 0 || changed == -libc::ENOMEM as isize) {
+                    managed::has_key();
+                }
+                if let Err(why) = kernel(changed) {
+                    if why == libc::ENOMEM && !self.close_again(managed, &opened) {
+                        offer.keep();
+                    }
+                    return Err(why);
+                }
+                offer.keep();
+                self.note_access(range, prot);
+                Ok(())
+            }
+            Part::Outside | Part::Foreign => {
+                kernel(change(there))?;
+                self.note_unmanaged_access(&range, prot);
+                Ok(())
+            }
+        }
     }
 
     /// Where the kernel had no room for one more mapping, a part of what was closed may be open. Whether none is any more.
@@ -57,6 +74,26 @@ impl Maps {
         self.closed.within(range.clone(), |part| closed &= unsafe { managed.protect(part, libc::PROT_NONE) } >= 0);
         closed
     }
+}
+
+/// mprotect(2), or pkey_mprotect(2), of each part.
+fn protect_parts(managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {
+    let mut held = table();
+    held.maps.may_protect(&left, prot)?;
+    while let Some((part, range)) = held.maps.next(&mut left) {
+        if part != Part::Outside {
+            held.maps.protect_part(managed, part, range, prot, key)?;
+            continue;
+        }
+        // A filter may have a handler of the program's called, or somebody asked: not with signals blocked, nor under our lock, for which that
+        // may be waiting.
+        drop(held);
+        let changed = kernel(key.change(prot)(range.clone()));
+        held = table();
+        changed?;
+        held.maps.note_unmanaged_access(&range, prot);
+    }
+    Ok(0)
 }
 
 /// Which protection key a change sets.
@@ -94,7 +131,7 @@ pub unsafe fn mprotect(address: usize, len: usize, prot: i32) -> isize {
     let args = [address, len, prot as usize, 0, 0, 0];
     match (serving(), pages(address, len)) {
         (Some(managed), Ok(range)) => answer(&[&range], libc::SYS_mprotect, args)
-            .unwrap_or_else(|| as_kernel(table().maps.protect(managed, range, prot, Key::Unchanged))),
+            .unwrap_or_else(|| as_kernel(protect_parts(managed, range, prot, Key::Unchanged))),
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_mprotect, args) },
     }
@@ -108,7 +145,7 @@ pub unsafe fn pkey_mprotect(address: usize, len: usize, prot: i32, key: usize) -
     let args = [address, len, prot as usize, key, 0, 0];
     match (serving(), pages(address, len)) {
         (Some(managed), Ok(range)) => answer(&[&range], libc::SYS_pkey_mprotect, args)
-            .unwrap_or_else(|| as_kernel(table().maps.protect(managed, range, prot, Key::Set(key)))),
+            .unwrap_or_else(|| as_kernel(protect_parts(managed, range, prot, Key::Set(key)))),
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_pkey_mprotect, args) },
     }
