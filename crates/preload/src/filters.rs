@@ -94,7 +94,7 @@ pub unsafe fn prctl(args: [usize; 5]) -> isize {
     // SAFETY: raw-call: passed on from our caller.
     let make = || unsafe { call(libc::SYS_prctl, [args[0], args[1], args[2], args[3], args[4], 0]) };
     // Without a filter it is a question.
-    if args[1] == libc::SECCOMP_MODE_FILTER as usize && args[2] == 0 { make() } else { set(make) }
+    if args[1] == libc::SECCOMP_MODE_FILTER as usize && args[2] == 0 { make() } else { set(make, 0) }
 }
 
 /// seccomp(2).
@@ -102,18 +102,24 @@ pub unsafe fn prctl(args: [usize; 5]) -> isize {
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn seccomp(args: [usize; 3]) -> isize {
-    let [operation, _, filter] = args;
+    let [operation, flags, filter] = args;
     // SAFETY: raw-call: passed on from our caller.
     let make = || unsafe { call(libc::SYS_seccomp, [args[0], args[1], args[2], 0, 0, 0]) };
     match operation as u32 {
-        libc::SECCOMP_SET_MODE_STRICT => set(make),
-        libc::SECCOMP_SET_MODE_FILTER if filter != 0 => set(make),
+        libc::SECCOMP_SET_MODE_STRICT => set(make, flags),
+        libc::SECCOMP_SET_MODE_FILTER if filter != 0 => set(make, flags),
         _ => make(),
     }
 }
 
+/// Whether none has been set: for all threads (TSYNC) the kernel may answer with the number of one that cannot have it, where it has no
+/// descriptor to answer with.
+fn has_failed(result: isize, flags: usize) -> bool {
+    result < 0 || result > 0 && flags & libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize == 0
+}
+
 /// Sets one by a call of the kernel.
-fn set(make: impl FnOnce() -> isize) -> isize {
+fn set(make: impl FnOnce() -> isize, flags: usize) -> isize {
     // A child after vfork is filtered by itself, and the memory is its parent's. Under a filter nothing is asked.
     if !are_in_force() && !rights::is_own_process() {
         return make();
@@ -121,7 +127,7 @@ fn set(make: impl FnOnce() -> isize) -> isize {
     let count = || {
         SET.fetch_add(1, Ordering::SeqCst);
         let result = make();
-        if result < 0 {
+        if has_failed(result, flags) {
             // In a child that a handler of a signal has forked here it counts no more.
             let _ = SET.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |set| set.checked_sub(1));
         } else {
@@ -135,5 +141,5 @@ fn set(make: impl FnOnce() -> isize) -> isize {
         return count();
     }
     watch::begin();
-    record::over_filter(count)
+    record::on_record(count, |result| has_failed(*result, flags))
 }

@@ -209,11 +209,6 @@ pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
     on_record(exec, |_| true)
 }
 
-/// Sets a filter of system calls, in the process that has the record: what it takes to write one may be forbidden afterwards.
-pub fn over_filter(set: impl FnOnce() -> isize) -> isize {
-    on_record(set, |result| *result < 0)
-}
-
 /// Whether what a record says is to change when it has been written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lasts {
@@ -224,8 +219,9 @@ enum Lasts {
 /// How many threads make a call after which no record can be written, or end the process.
 static COUNT_ON_IT: AtomicU32 = AtomicU32::new(0);
 
-/// Makes such a call. Where it has failed, and no other counts on what was written, that is taken back.
-fn on_record<R>(call: impl FnOnce() -> R, has_failed: impl FnOnce(&R) -> bool) -> R {
+/// Makes such a call, in the process that has the record: there may be another program, or what it takes to write one may be forbidden. Where
+/// it has failed, and no other counts on what was written, that is taken back.
+pub fn on_record<R>(call: impl FnOnce() -> R, has_failed: impl FnOnce(&R) -> bool) -> R {
     let Some(file) = FILE.get() else { return call() };
     // Before it looks whether it is written: who takes it back looks in the other order.
     COUNT_ON_IT.fetch_add(1, Ordering::SeqCst);

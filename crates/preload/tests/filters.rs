@@ -142,6 +142,14 @@ fn a_record_that_is_counted_on_is_not_taken_back() {
 }
 
 #[test]
+fn a_filter_that_not_all_threads_can_have_is_none() {
+    let Some(ran) = ends("for_all_but_one", 8) else { return };
+    // The child ends first.
+    let [child, parent] = evictions(&ran)[..] else { panic!("{}", ran.stats) };
+    assert!(child > BEFORE.start && parent > IN_ALL, "{}", ran.stats);
+}
+
+#[test]
 fn a_process_goes_on_whose_threads_hand_it_on_to_one_another() {
     ends("handed_on", 8);
 }

@@ -370,6 +370,25 @@ static void exits_as_one_fails(void) {
   while (!is_late) {}
   work(), say_ok(), _exit(8);
 }
+// Another thread's filter, past the C library, keeps all from having the same: the kernel names that thread, and sets nothing.
+static volatile int has_its_own;
+static void *has_another(void *of) {
+  struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+  struct sock_fprog program = {1, &allow};
+  long result;
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+  __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_seccomp), "D"(SECCOMP_SET_MODE_FILTER), "S"(0), "d"(&program) : "rcx", "r11", "memory");
+  CHECK(!result);
+  for (has_its_own = 1;;) while_main_ends();
+  return of;
+}
+static void for_all_but_one(void) {
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, 0, has_another, 0));
+  while (!has_its_own) {}
+  CHECK(filter(FOR_ALL_THREADS, 0, 0, SECCOMP_RET_ALLOW, SECCOMP_RET_ALLOW) > 0 && !prctl(PR_GET_SECCOMP, 0, 0, 0, 0));
+  forks(), work(), say_ok(), exit(8);
+}
 // Threads that hand the rest on to one another, and end, after the first has: at each moment there is one.
 static time_t until;
 static void *hands_on(void *unused) {
@@ -397,7 +416,7 @@ static const struct one_case cases[] = {
   CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
-  CASE(killed_for_managed_memory), CASE(executes_as_one_fails), CASE(exits_as_one_fails)};
+  CASE(killed_for_managed_memory), CASE(executes_as_one_fails), CASE(exits_as_one_fails), CASE(for_all_but_one)};
 int main(int argc, char **argv) {
   self = argv[0];
   if (argc > 2) { // a command, under a filter that is not its own
