@@ -51,6 +51,11 @@ pub fn answer(number: i64, mut args: [usize; 6], of_page: usize) -> Option<isize
     (answer != -libc::EINVAL as isize).then_some(answer)
 }
 
+/// Whether there may be one, of whomever: also one that was there when the program was executed may end a thread.
+pub fn may_end_threads() -> bool {
+    are_set() || INHERITED.load(Ordering::SeqCst) != 0
+}
+
 /// In a forked child: what another thread was about to set does not count, unless it is in force here.
 pub fn settle_in_child() {
     if are_set() && !are_in_force() {

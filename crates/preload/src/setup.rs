@@ -155,7 +155,7 @@ impl Wishes {
         threads::begin();
         rights::begin();
         filters::begin();
-        if filters::mode() > 0 && self.is_filtered() {
+        if filters::may_end_threads() {
             watch::begin();
         }
         if let Some(path) = &self.record {

@@ -100,11 +100,24 @@ fn a_child_that_a_handler_forks_as_a_filter_is_set_knows_that_it_has_one() {
     meanwhile("forks_just_before");
 }
 
+/// A case, under a filter that was there before `selfpage run`, as in a container.
+fn case_in_a_container(name: &str) -> Option<Ran> {
+    let program = program()?;
+    let under = [program.to_str().unwrap()];
+    Some(run::run_under(&under, Path::new("/"), &["--frames", "8M"], program, &[name]))
+}
+
+#[test]
+fn a_process_ends_whose_last_thread_a_filter_of_its_container_kills() {
+    for (name, status) in [("ask", SIGSYS), ("child_asks", 8)] {
+        let Some(ran) = case_in_a_container(name) else { return };
+        assert_eq!((ran.code(), ran.text(), ran.errors()), (status, "ok\n".into(), String::new()), "{name}");
+    }
+}
+
 #[test]
 fn a_filter_that_was_there_before_the_program_says_nothing_about_its_own() {
-    let Some(program) = program() else { return };
-    let under = [program.to_str().unwrap()];
-    let ran = run::run_under(&under, Path::new("/"), &["--frames", "8M"], program, &["forks_meanwhile"]);
+    let Some(ran) = case_in_a_container("forks_meanwhile") else { return };
     let Some(ran) = had_its_moment(ran, "forks_meanwhile") else { return };
     assert!(matches!(evictions(&ran)[..], [_, parent] if parent > IN_ALL), "{}", ran.stats);
 }
@@ -166,7 +179,9 @@ fn a_process_ends_whose_last_thread_a_filter_kills() {
     let ran = ends("killed_by_what_it_inherits", SIGSYS).unwrap();
     let is_of_two = matches!(evictions(&ran)[..], [first, second] if BEFORE.contains(&first) && second > IN_ALL);
     assert!(is_of_two && ran.stats["processes"][0]["program"] == ran.stats["processes"][1]["program"], "{}", ran.stats);
-    ends("killed_child", 8);
+    for name in ["killed_child", "killed_child_by_what_it_inherits"] {
+        ends(name, 8);
+    }
     // The kernel says of a first thread how it has ended, and of others nothing.
     ends("killed_without_main", 5);
 }
