@@ -1,6 +1,7 @@
 //! Filters of system calls that the program sets for itself (seccomp). From then on a call that the program does not make itself may be its
 //! end, so the library makes none on the program's threads that it can do without.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,6 +18,11 @@ static SET: AtomicU32 = AtomicU32::new(0);
 static IN_FORCE: AtomicBool = AtomicBool::new(false);
 /// How many there were before the program's first line; the largest number where there is no telling.
 static INHERITED: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// Whether this thread is about to set one. A child that a handler of a signal forks there goes on and sets it, too.
+    static IS_SETTING: Cell<bool> = const { Cell::new(false) };
+}
 
 const OWN_STATUS: &str = "/proc/self/status";
 
@@ -51,9 +57,9 @@ pub fn answer(number: i64, mut args: [usize; 6], of_page: usize) -> Option<isize
     (answer != -libc::EINVAL as isize).then_some(answer)
 }
 
-/// Whether there may be one, of whomever: also one that was there when the program was executed may end a thread.
+/// Whether there may be one now or in a moment, of whomever: also one that was there when the program was executed may end a thread.
 pub fn may_end_threads() -> bool {
-    are_set() || INHERITED.load(Ordering::SeqCst) != 0
+    are_set() || INHERITED.load(Ordering::SeqCst) != 0 || IS_SETTING.get()
 }
 
 /// In a forked child: what another thread was about to set does not count, unless it is in force here.
@@ -145,6 +151,10 @@ fn set(make: impl FnOnce() -> isize, flags: usize) -> isize {
     if are_in_force() {
         return count();
     }
+    // A handler may set one in between.
+    let was_setting = IS_SETTING.replace(true);
     watch::begin();
-    record::on_record(count, |result| has_failed(*result, flags))
+    let result = record::on_record(count, |result| has_failed(*result, flags));
+    IS_SETTING.set(was_setting);
+    result
 }

@@ -329,6 +329,27 @@ static void forks_just_before(void) {
   CHECK(waitpid(forked, &status, 0) == forked && WIFEXITED(status) && WEXITSTATUS(status) == 8);
   say_ok(), exit(8);
 }
+// The same, and the filter then kills the child's only thread.
+static void killed_in_a_child_forked_before(const int *calls, size_t count) {
+  CHECK(signal(SIGUSR1, forks_there) != SIG_ERR);
+  stop_before(calls, count, sends_it_a_signal);
+  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  CHECK(forked != -1);
+  work();
+  if (!forked) getppid(), _exit(1);
+  int status = status_of(forked);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS);
+  say_ok(), exit(8);
+}
+static void killed_and_forked_just_before(void) {
+  const int set = SYS_seccomp;
+  killed_in_a_child_forked_before(&set, 1);
+}
+// Signals are blocked there, since a thread of ours is started: the handler runs when it has been.
+static void killed_and_forked_as_its_watch_begins(void) {
+  const int calls[] = {SYS_prctl, SYS_rt_sigprocmask, SYS_rt_sigprocmask};
+  killed_in_a_child_forked_before(calls, 3);
+}
 // Another thread sets a filter when a call has failed that the record was written for, and the record that is not the last is taken back.
 static void *sets_one_there(void *of) { wait_for(THERE), sets_one(), *progress = DONE; return of; }
 static void lets_it(pid_t traced) {
@@ -429,6 +450,7 @@ static const struct one_case cases[] = {
   CASE(killed_child), CASE(child_asks), CASE(killed_by_what_it_inherits), CASE(killed_child_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
   CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
+  CASE(killed_and_forked_just_before), CASE(killed_and_forked_as_its_watch_begins),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
   CASE(killed_for_managed_memory), CASE(executes_as_one_fails), CASE(exits_as_one_fails), CASE(for_all_but_one)};
 int main(int argc, char **argv) {
