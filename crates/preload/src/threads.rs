@@ -4,10 +4,10 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use selfpage::cancel::Uncancelled;
-use selfpage_core::linux::thread;
+use selfpage_core::linux::{signal, thread};
 use selfpage_heap::next;
 
 use crate::sys::Quiet;
@@ -28,8 +28,9 @@ next!(MUTEX_INIT: c"pthread_mutex_init" as
 next!(AT_THREAD_EXIT: c"__cxa_thread_atexit_impl" as
     fn(Destructor, *mut c_void, *mut c_void) -> c_int, next_at_thread_exit);
 
-/// The program's threads that have not ended.
-static ALIVE: AtomicU32 = AtomicU32::new(1);
+/// The program's threads that have not ended. The upper half tells this process from its parent: a handler of a signal may fork between
+/// the count and the thread.
+static ALIVE: AtomicU64 = AtomicU64::new(1);
 /// Whether the last of them has come to its end, and looks whether threads run that are not counted.
 static IS_AWAITED: AtomicBool = AtomicBool::new(false);
 /// The key whose destructor tells that a thread ends; `u32::MAX` before there is one.
@@ -51,6 +52,13 @@ thread_local! {
 struct Begin<S> {
     start: S,
     argument: *mut c_void,
+    /// The process that has counted it.
+    counted_in: Option<u64>,
+}
+
+/// Counts a thread that is to begin, and returns in which process.
+fn count() -> u64 {
+    ALIVE.fetch_add(1, Ordering::SeqCst) >> 32
 }
 
 /// Begins to count, with the calling thread.
@@ -83,6 +91,12 @@ fn watch() {
     }
 }
 
+/// Whether the end of this thread will be noticed.
+fn is_watched() -> bool {
+    // SAFETY: c-library: a key that was created, since threads begin to be counted after that.
+    !unsafe { libc::pthread_getspecific(KEY.load(Ordering::Relaxed)) }.is_null()
+}
+
 /// Called as the thread ends, once in each round, so that all but the last leave room for the program's destructors.
 unsafe extern "C" fn round(number: *mut c_void) {
     let number = number as usize;
@@ -96,17 +110,28 @@ unsafe extern "C" fn round(number: *mut c_void) {
 }
 
 fn ended() {
-    if is_last() {
+    if ends_as_last() {
         // SAFETY: c-library: as the C library does when the last thread has ended.
         unsafe { libc::exit(0) };
     }
 }
 
-/// Takes the calling thread off the count. Whether no other is left, which is waited for where nobody else would.
+/// Takes the calling thread off the count. Whether no other is left, which is waited for where nobody else would. If one is, this one hears
+/// no signals any more but its own faults: in a child that a handler forked it would be the last, and off the count.
+fn ends_as_last() -> bool {
+    // The rest of what the C library and the program do as a thread ends may take faults.
+    let quiet = signal::Quiet::begin();
+    let is_last = is_last();
+    if !is_last {
+        std::mem::forget(quiet);
+    }
+    is_last
+}
+
 fn is_last() -> bool {
     // One that is not counted may have begun this one while another waits for it. Who waits sees this one go, too: of two that wait each
     // would be another to the other.
-    if ALIVE.fetch_sub(1, Ordering::SeqCst) != 1 || IS_AWAITED.swap(true, Ordering::SeqCst) {
+    if ALIVE.fetch_sub(1, Ordering::SeqCst) as u32 != 1 || IS_AWAITED.swap(true, Ordering::SeqCst) {
         return false;
     }
     // The process ends now. A thread that was cancelled, and has met no point of that, would end by itself where the first one is met.
@@ -129,7 +154,7 @@ fn is_last() -> bool {
 /// Ends the calling thread as exit(2) does, and with the same status the process where it was the last.
 pub fn exit(status: c_int) -> ! {
     // Under a filter this may be the only call that is left: the watch ends the process.
-    if !filters::are_set() && COUNTED.get() == thread::id() && is_last() {
+    if !filters::are_set() && COUNTED.get() == thread::id() && ends_as_last() {
         process::exit(status);
     }
     loop {
@@ -173,7 +198,7 @@ fn has_ended(stat: &str) -> bool {
 
 /// In a forked child one thread is left.
 pub fn settle_in_child() {
-    ALIVE.store(1, Ordering::SeqCst);
+    ALIVE.store((ALIVE.load(Ordering::SeqCst) >> 32).wrapping_add(1) << 32 | 1, Ordering::SeqCst);
     IS_AWAITED.store(false, Ordering::SeqCst);
     watch();
     watch::settle_in_child();
@@ -192,18 +217,26 @@ pub fn start_own(body: Start) -> bool {
     })
 }
 
+/// The calling thread is a new one.
+fn begins(counted_in: Option<u64>) {
+    // A handler has forked this process where it was made, and only the parent counts it. If one forks on this thread it counts as the first.
+    let with = |alive: u64| (!is_watched() && counted_in != Some(alive >> 32)).then(|| alive + 1);
+    let _ = ALIVE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, with);
+    watch();
+}
+
 unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {
     // SAFETY: thread-begin: `create` leaked it for this thread alone.
-    let Begin { start, argument } = unsafe { *Box::from_raw(begin.cast::<Begin<Start>>()) };
-    watch();
+    let Begin { start, argument, counted_in } = unsafe { *Box::from_raw(begin.cast::<Begin<Start>>()) };
+    begins(counted_in);
     // SAFETY: c-library: the program's own function and argument.
     unsafe { start(argument) }
 }
 
 unsafe extern "C-unwind" fn run_c11(begin: *mut c_void) -> c_int {
     // SAFETY: thread-begin: as above.
-    let Begin { start, argument } = unsafe { *Box::from_raw(begin.cast::<Begin<C11Start>>()) };
-    watch();
+    let Begin { start, argument, counted_in } = unsafe { *Box::from_raw(begin.cast::<Begin<C11Start>>()) };
+    begins(counted_in);
     // SAFETY: c-library: as above.
     unsafe { start(argument) }
 }
@@ -211,7 +244,7 @@ unsafe extern "C-unwind" fn run_c11(begin: *mut c_void) -> c_int {
 unsafe extern "C-unwind" fn run_pager(begin: *mut c_void) -> *mut c_void {
     heap::is_pager_from_now_on();
     // SAFETY: thread-begin: as above.
-    let Begin { start, argument } = unsafe { *Box::from_raw(begin.cast::<Begin<Start>>()) };
+    let Begin { start, argument, .. } = unsafe { *Box::from_raw(begin.cast::<Begin<Start>>()) };
     // SAFETY: c-library: the library's own function and argument.
     unsafe { start(argument) }
 }
@@ -232,9 +265,8 @@ pub unsafe extern "C" fn pthread_create(
         // SAFETY: c-library: passed on from our caller.
         return unsafe { next_create()(thread, attributes, start, argument) };
     }
-    let begin = Box::into_raw(Box::new(Begin { start, argument }));
+    let begin = Box::into_raw(Box::new(Begin { start, argument, counted_in: (!pager).then(count) }));
     if !pager {
-        ALIVE.fetch_add(1, Ordering::SeqCst);
         keep_top(attributes);
     }
     // SAFETY: c-library, thread-begin: passed on from our caller; the new thread takes `begin`.
@@ -246,9 +278,6 @@ pub unsafe extern "C" fn pthread_create(
         }
     };
     if result != 0 {
-        if !pager {
-            ALIVE.fetch_sub(1, Ordering::SeqCst);
-        }
         forget(begin);
     }
     result
@@ -264,12 +293,10 @@ pub unsafe extern "C" fn thrd_create(thread: *mut c_void, start: C11Start, argum
         // SAFETY: c-library: passed on from our caller.
         return unsafe { next_c11_create()(thread, start, argument) };
     }
-    let begin = Box::into_raw(Box::new(Begin { start, argument }));
-    ALIVE.fetch_add(1, Ordering::SeqCst);
+    let begin = Box::into_raw(Box::new(Begin { start, argument, counted_in: Some(count()) }));
     // SAFETY: c-library, thread-begin: as above.
     let result = unsafe { next_c11_create()(thread, run_c11, begin.cast()) };
     if result != 0 {
-        ALIVE.fetch_sub(1, Ordering::SeqCst);
         forget(begin);
     }
     result
@@ -278,7 +305,10 @@ pub unsafe extern "C" fn thrd_create(thread: *mut c_void, start: C11Start, argum
 /// There is no new thread.
 fn forget<S>(begin: *mut Begin<S>) {
     // SAFETY: thread-begin: no thread took it.
-    drop(unsafe { Box::from_raw(begin) });
+    let counted_in = unsafe { Box::from_raw(begin) }.counted_in;
+    // In a child that a handler has forked meanwhile it does not count.
+    let without = |alive: u64| (counted_in == Some(alive >> 32)).then(|| alive - 1);
+    let _ = ALIVE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, without);
 }
 
 /// Keeps the top of a stack of the program's own in core.

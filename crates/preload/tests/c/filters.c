@@ -6,7 +6,6 @@
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,13 +14,11 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/ptrace.h>
 #include <sys/syscall.h>
-#include <sys/user.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #include "cases.h"
+#include "stops.h"
 static char *self;
 static void say_ok(void) { CHECK(write(1, "ok\n", 3) == 3); }
 
@@ -39,18 +36,6 @@ static int filter(enum by by, const int *list, size_t count, unsigned listed, un
   CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
   return by == PRCTL ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0)
                      : syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, by == FOR_ALL_THREADS ? SECCOMP_FILTER_FLAG_TSYNC : 0, &program);
-}
-// How a child has ended. One that does not end is killed.
-static volatile pid_t awaited;
-static void gives_it_up(int signal) { kill(awaited, SIGKILL); }
-static int status_of(pid_t child) {
-  int status;
-  awaited = child;
-  CHECK(signal(SIGALRM, gives_it_up) != SIG_ERR);
-  alarm(60);
-  CHECK(child > 0 && waitpid(child, &status, 0) == child);
-  alarm(0);
-  return status;
 }
 // What the C library's malloc and a program that computes need.
 static void allow_little(enum by by) {
@@ -278,45 +263,7 @@ static void sets_one(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS); }
 static void forks_meanwhile(void) { refused_while(forks); }
 static void vforks_meanwhile(void) { refused_while(filters_after_vfork); }
 static void sets_one_meanwhile(void) { refused_while(sets_one); }
-// A child stops this thread where it is about to make the last of a row of calls, and does something there.
-enum progress { NOT_YET, MAY_BEGIN, BEGUN, THERE, DONE, FORBIDDEN };
-static volatile enum progress *progress;
-static void wait_for(enum progress which) {
-  while (*progress != which && *progress != FORBIDDEN) {}
-  if (*progress == FORBIDDEN) { puts("no tracing"), exit(0); }
-}
-static void registers(int get_or_set, pid_t of, struct user_regs_struct *all) { CHECK(!ptrace(get_or_set, of, 0, all)); }
-static void to_next_stop(pid_t traced) {
-  int status;
-  CHECK(!ptrace(PTRACE_SYSCALL, traced, 0, 0) && waitpid(traced, &status, __WALL) == traced && WIFSTOPPED(status));
-}
-static void stop_before(const int *calls, size_t count, void (*there)(pid_t)) {
-  pid_t traced = getpid();
-  progress = mmap(0, P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  pid_t child = fork();
-  CHECK(progress != MAP_FAILED && child >= 0);
-  if (child) {
-    prctl(PR_SET_PTRACER, child, 0, 0, 0);
-    *progress = MAY_BEGIN;
-    return wait_for(BEGUN);
-  }
-  struct user_regs_struct at;
-  wait_for(MAY_BEGIN);
-  if (ptrace(PTRACE_SEIZE, traced, 0, 0)) { *progress = FORBIDDEN, _exit(1); }
-  CHECK(!ptrace(PTRACE_INTERRUPT, traced, 0, 0) && waitpid(traced, 0, __WALL) == traced);
-  for (*progress = BEGUN; count; ) {
-    to_next_stop(traced), registers(PTRACE_GETREGS, traced, &at);
-    if ((int)at.orig_rax == *calls && (int)at.rax == -ENOSYS) calls++, count--;
-  }
-  // This call is none, and it goes back to where it makes it.
-  at.orig_rax = -1, registers(PTRACE_SETREGS, traced, &at), to_next_stop(traced), registers(PTRACE_GETREGS, traced, &at);
-  at.rip -= 2, at.rax = calls[-1], registers(PTRACE_SETREGS, traced, &at);
-  there(traced), ptrace(PTRACE_DETACH, traced, 0, 0), kill(getpid(), SIGKILL); // without a record
-}
 // A handler forks when all is ready for a filter but the kernel, and the child goes on and sets it, too.
-static pid_t forked = -1;
-static void forks_there(int signal) { forked = fork(); }
-static void sends_it_a_signal(pid_t to) { CHECK(!syscall(SYS_tgkill, to, to, SIGUSR1)); }
 static void forks_just_before(void) {
   const int set = SYS_seccomp;
   CHECK(signal(SIGUSR1, forks_there) != SIG_ERR);

@@ -1,0 +1,113 @@
+// Programs whose threads begin and end at moments when few do: one case each.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <threads.h>
+#include <unistd.h>
+#include "cases.h"
+#include "stops.h"
+static void say_ok(void) { CHECK(write(1, "ok\n", 3) == 3); }
+static void ends_well(void) { say_ok(), exit(8); }
+
+static void *nothing(void *of) { return of; }
+static int nothing_in_c11(void *of) { return of != 0; }
+static int begin(pthread_t *thread) {
+  pthread_attr_t large; // No stack of that size is at hand.
+  CHECK(!pthread_attr_init(&large) && !pthread_attr_setstacksize(&large, 24 << 20));
+  return pthread_create(thread, &large, nothing, 0);
+}
+// A handler forks as the C library makes a thread its stack, and both processes go on with that.
+static void stop_as_a_stack_is_made(void (*handler)(int)) {
+  const int map = SYS_mmap;
+  CHECK(signal(SIGUSR1, handler) != SIG_ERR);
+  stop_before(&map, 1, sends_it_a_signal);
+}
+static void both_end_with(int code) {
+  CHECK(forked != -1);
+  if (!forked) exit(code);
+  int status = status_of(forked);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == code);
+  ends_well();
+}
+static void forks_as_one_begins(void) {
+  pthread_t thread;
+  stop_as_a_stack_is_made(forks_there);
+  CHECK(!begin(&thread) && !pthread_join(thread, 0));
+  both_end_with(8);
+}
+static void forks_as_one_begins_in_c11(void) {
+  thrd_t thread;
+  stop_as_a_stack_is_made(forks_there);
+  CHECK(thrd_create(&thread, nothing_in_c11, 0) == thrd_success && thrd_join(thread, 0) == thrd_success);
+  both_end_with(8);
+}
+// In the child there is no room for the stack, and the thread that forked is the last.
+static void limit_addresses(rlim_t most) {
+  struct rlimit limit;
+  CHECK(!getrlimit(RLIMIT_AS, &limit));
+  limit.rlim_cur = most < limit.rlim_max ? most : limit.rlim_max;
+  CHECK(!setrlimit(RLIMIT_AS, &limit));
+}
+static void forks_without_room(int signal) {
+  forks_there(signal);
+  if (!forked) limit_addresses(P);
+}
+static void forks_as_none_begins(void) {
+  pthread_t thread;
+  stop_as_a_stack_is_made(forks_without_room);
+  int failed = begin(&thread);
+  if (!forked) {
+    limit_addresses(RLIM_INFINITY);
+    CHECK(failed == EAGAIN);
+    pthread_exit(0);
+  }
+  CHECK(!failed && !pthread_join(thread, 0));
+  both_end_with(0);
+}
+// A new thread forks before it runs a function, of the library's or the program's, and is the child's only one.
+static void forks_before_it_runs(void) {
+  sigset_t none, its;
+  pthread_attr_t hears_it;
+  pthread_t thread;
+  CHECK(!sigemptyset(&none) && !sigemptyset(&its) && !sigaddset(&its, SIGUSR1) && signal(SIGUSR1, forks_there) != SIG_ERR);
+  CHECK(!pthread_attr_init(&hears_it) && !pthread_attr_setsigmask_np(&hears_it, &none));
+  CHECK(!pthread_sigmask(SIG_BLOCK, &its, 0) && !kill(getpid(), SIGUSR1));
+  CHECK(!pthread_create(&thread, &hears_it, nothing, 0) && !pthread_join(thread, 0));
+  both_end_with(0);
+}
+
+// The first thread ends, and is told to fork when it has been taken off the count. If it does, the child has that thread alone.
+static void until_the_first_has_ended(void) {
+  for (char state = 0; state != 'Z'; ) {
+    char name[64];
+    snprintf(name, sizeof name, "/proc/self/task/%d/stat", getpid());
+    FILE *stat = fopen(name, "r");
+    CHECK(stat && fscanf(stat, "%*d (%*[^)]) %c", &state) == 1 && !fclose(stat));
+    sched_yield();
+  }
+}
+static void *looks_after_it(void *code) {
+  until_the_first_has_ended();
+  if (forked != -1) both_end_with((intptr_t)code);
+  ends_well();
+  return 0;
+}
+static void begin_to_end(intptr_t code) {
+  const int end = SYS_exit;
+  pthread_t thread;
+  CHECK(signal(SIGUSR1, forks_there) != SIG_ERR);
+  stop_before(&end, 1, sends_it_a_signal);
+  CHECK(!pthread_create(&thread, 0, looks_after_it, (void *)code));
+}
+static void forks_as_it_returns(void) { begin_to_end(0), pthread_exit(0); }
+static void forks_as_it_exits(void) { begin_to_end(5), syscall(SYS_exit, 5); }
+
+static const struct one_case cases[] = {
+  CASE(forks_as_one_begins), CASE(forks_as_one_begins_in_c11), CASE(forks_as_none_begins),
+  CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits)};
+int main(int argc, char **argv) { return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2; }

@@ -1,0 +1,40 @@
+//! Threads of programs, at moments when few begin or end: each case of tests/c/threads.c.
+
+mod run;
+
+/// The cases end well, each within a minute or two.
+#[track_caller]
+fn end_well(names: &[&str]) {
+    if !run::possible() {
+        return;
+    }
+    let program = run::compile("threads", &[]);
+    for name in names {
+        let ran = run::run("8M", &program, &[name]);
+        if ran.text() == "no tracing\n" {
+            let why = "a process may not trace the one that forked it: sysctl kernel.yama.ptrace_scope=1";
+            return run::skip("ptrace", why);
+        }
+        assert_eq!((ran.code(), ran.text(), ran.errors()), (8, "ok\n".into(), String::new()), "{name}");
+    }
+}
+
+#[test]
+fn a_child_that_a_handler_forks_as_a_thread_begins_has_that_thread() {
+    end_well(&["forks_as_one_begins", "forks_as_one_begins_in_c11"]);
+}
+
+#[test]
+fn a_child_that_a_handler_forks_as_no_thread_can_begin_ends_with_its_last() {
+    end_well(&["forks_as_none_begins"]);
+}
+
+#[test]
+fn a_thread_may_fork_before_it_has_begun() {
+    end_well(&["forks_before_it_runs"]);
+}
+
+#[test]
+fn a_thread_that_is_off_the_count_does_not_become_a_child_of_its_own() {
+    end_well(&["forks_as_it_returns", "forks_as_it_exits"]);
+}
