@@ -214,11 +214,21 @@ fn under_another_root_the_last_threads_end_is_seen() {
 
 #[test]
 fn a_program_that_is_executed_under_a_filter_runs_without_a_domain() {
-    let Some(ran) = case("executed") else { return };
-    assert_eq!((ran.code(), ran.text().as_str()), (0, "ok\n"), "{}", ran.errors());
-    let says = "selfpage: not managed, because a filter forbids it system calls: ";
+    for name in ["executed", "executed_where_threads_are_killed"] {
+        let Some(ran) = case(name) else { return };
+        assert_eq!((ran.code(), ran.text().as_str()), (0, "ok\n"), "{name}: {}", ran.errors());
+        let says = "selfpage: not managed, because a filter forbids it system calls: ";
+        assert!(ran.errors().starts_with(says) && ran.errors().lines().count() == 1, "{name}: {}", ran.errors());
+        assert!(matches!(evictions(&ran)[..], [count] if BEFORE.contains(&count)), "{name}: {}", ran.stats);
+    }
+}
+
+#[test]
+fn a_child_whose_pager_threads_a_filter_kills_ends() {
+    let Some(ran) = case("forked_where_threads_are_killed") else { return };
+    assert_eq!((ran.code(), ran.text().as_str()), (8, "ok\n"), "{}", ran.errors());
+    let says = "selfpage: a forked child cannot go on: ";
     assert!(ran.errors().starts_with(says) && ran.errors().lines().count() == 1, "{}", ran.errors());
-    assert!(matches!(evictions(&ran)[..], [count] if BEFORE.contains(&count)), "{}", ran.stats);
 }
 
 /// Its table of descriptors has no standard error.

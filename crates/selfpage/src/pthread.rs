@@ -7,6 +7,8 @@ use std::ffi::{CStr, c_void};
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::ptr::{null, null_mut};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access, Place};
@@ -15,6 +17,13 @@ use crate::fork::Once;
 
 /// For code of the program's own, as std has it.
 pub(crate) const PROGRAM_STACK_BYTES: usize = 2 << 20;
+
+/// How often one who waits for a thread's word looks whether there is the thread.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What is said then.
+const ENDED: &str =
+    "one of them has ended as it began; if a filter of system calls (seccomp) ends it, let that allow the call";
 
 type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
 static LEAST_STACK: Once<Option<LeastStack>> = Once::new();
@@ -28,6 +37,31 @@ impl Pthread {
         // SAFETY: thread-joined-once: it was started, and this is all that knows of it.
         unsafe { libc::pthread_join(self.0, null_mut()) };
         mem::forget(self);
+    }
+
+    /// What it says as it begins. A filter of system calls may end it without a word, and then nothing hangs up either.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub(crate) fn hear<T>(self, from: &Receiver<T>) -> io::Result<(Pthread, T)> {
+        loop {
+            let has_ended = self.has_ended();
+            match from.recv_timeout(LOOK_EVERY) {
+                Ok(said) => return Ok((self, said)),
+                Err(_) if has_ended => {
+                    self.join();
+                    return Err(io::Error::other(ENDED));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// As far as the C library knows: the kernel, which a filter may forbid to ask, tells it by a word of the thread's own.
+    fn has_ended(&self) -> bool {
+        let mut clock = 0;
+        // SAFETY: out-pointer: the number of its clock outlives the call. thread-joined-once: it was started, and has not been joined.
+        unsafe { libc::pthread_getcpuclockid(self.0, &raw mut clock) == libc::ESRCH }
     }
 
     /// The C library's name of it, to join it by.

@@ -47,13 +47,12 @@ impl Inner {
         // What a parent held a forked child does not have, and must not let go of.
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Held::hold(&descriptors.userfaultfds()).ok();
         let ours: Vec<RawFd> = keep.iter().copied().filter(|number| !lent.contains(number)).collect();
-        let (send, receive) = std::sync::mpsc::sync_channel(1);
         let own = self.clone();
         // One of the library's says itself what could not be done.
         let failed = |cause: io::Error| {
             cause.downcast::<Error>().unwrap_or_else(|cause| Error::system("start", "pager threads", cause))
         };
-        let first = thread::start(c"selfpage-pager", move || {
+        let first = thread::start_and_hear(c"selfpage-pager", move |send| {
             let begun = table::leave_programs(&keep, own.config.descriptor_table, &reserved).and_then(|nowhere| {
                 own.nowhere.begin(nowhere.number(), of_regions);
                 let moved = astray.into_iter().try_for_each(move_descriptor);
@@ -72,9 +71,9 @@ impl Inner {
             // The workers sleep in the kernel, and only a thread that shares their descriptors can tell them.
             begun.iter().for_each(|(_nowhere, queue)| queue.end());
         });
-        let started = first.and_then(|first| {
+        let started = first.and_then(|(first, started)| {
             self.keep(first);
-            receive.recv().unwrap_or_else(|_| Err(io::Error::other("the first of them died")))
+            started
         });
         if let Err(cause) = started {
             self.end();

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
@@ -113,8 +114,26 @@ pub fn pager_threads() -> impl Iterator<Item = u32> {
 /// Starts a pager thread. When this returns the thread runs and is known.
 ///
 /// # Errors
-/// The system has no thread to give.
+/// The system has no thread to give, or ends it at once.
 pub(crate) fn start(name: &'static CStr, work: impl FnOnce() + Send + 'static) -> io::Result<Pthread> {
+    start_at(name, work).map(|(thread, _)| thread)
+}
+
+/// The same, and what the thread says.
+///
+/// # Errors
+/// As [`start`], and also where it ends before it has said something.
+pub(crate) fn start_and_hear<T: Send + 'static>(
+    name: &'static CStr,
+    work: impl FnOnce(SyncSender<T>) + Send + 'static,
+) -> io::Result<(Pthread, T)> {
+    let (say, said) = sync_channel(1);
+    let (thread, place) = start_at(name, move || work(say))?;
+    thread.hear(&said).inspect_err(|_| vacate(place))
+}
+
+/// Starts one: it, and the place where it is known.
+fn start_at(name: &'static CStr, work: impl FnOnce() + Send + 'static) -> io::Result<(Pthread, usize)> {
     let taken = |tid: &AtomicU32| tid.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(place) = TIDS.iter().position(taken) else {
         let cause = format!("this process has {MOST_THREADS} of them; have fewer domains, or fewer workers in each");
@@ -124,7 +143,7 @@ pub(crate) fn start(name: &'static CStr, work: impl FnOnce() + Send + 'static) -
     let mask = signal::block_all();
     STARTING.fetch_add(1, Ordering::SeqCst);
     STARTERS[place].store(this_thread::block(), Ordering::Relaxed);
-    let (up, is_up) = std::sync::mpsc::sync_channel(1);
+    let (up, is_up) = sync_channel(1);
     let thread = pthread::start(name, STACK_BYTES, move || {
         signal::block_for_good();
         is_now_a_domains();
@@ -142,17 +161,19 @@ pub(crate) fn start(name: &'static CStr, work: impl FnOnce() + Send + 'static) -
             // The domain's tables may be half changed, and threads wait for this one.
             crate::die(&format!("a pager thread panicked: {words}"));
         }
-        STACKS[place].store(0, Ordering::Release);
-        TIDS[place].store(0, Ordering::Release);
+        vacate(place);
     });
     STARTERS[place].store(0, Ordering::Relaxed);
-    match thread {
-        Ok(_) => drop(is_up.recv()),
-        Err(_) => TIDS[place].store(0, Ordering::Release),
-    }
+    let thread = thread.and_then(|thread| thread.hear(&is_up)).inspect_err(|_| vacate(place));
     STARTING.fetch_sub(1, Ordering::SeqCst);
     signal::restore(mask);
-    thread
+    thread.map(|(thread, ())| (thread, place))
+}
+
+/// The thread at this place is known no more.
+fn vacate(place: usize) {
+    STACKS[place].store(0, Ordering::Release);
+    TIDS[place].store(0, Ordering::Release);
 }
 
 /// A thread that a pager thread has started to move data for it, known as one of them until this is dropped. It is bare: it allocates
@@ -188,6 +209,16 @@ pub(crate) fn forget_all() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_ends_without_a_word_is_nobody_to_wait_for() {
+        // SAFETY: the call takes a number, and ends the calling thread as a filter of system calls does.
+        let ended = start_and_hear(c"unheard", |_say: SyncSender<()>| unsafe {
+            libc::syscall(libc::SYS_exit, 0);
+        });
+        assert!(ended.is_err());
+        assert!(pager_threads().all(this_thread::exists), "nobody who has ended is known");
+    }
 
     #[test]
     fn a_stack_just_above_or_below_is_another_threads() {
