@@ -2,6 +2,7 @@
 
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
+use std::time::Duration;
 
 use selfpage_core::linux::die;
 use selfpage_core::linux::signal::{self, SignalSet};
@@ -118,9 +119,12 @@ pub fn read_small<'a>(path: &CStr, text: &'a mut [u8]) -> &'a [u8] {
     text.get(..len).unwrap_or_default()
 }
 
-/// Lets a millisecond pass. The C library's sleep is a point of cancellation, where a thread must not end that is in a call of ours.
-pub fn pause() {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Long enough for another thread to get on.
+pub const MOMENT: Duration = Duration::from_millis(1);
+
+/// Lets less than a second pass. The C library's sleep is a point of cancellation, where a thread must not end that is in a call of ours.
+pub fn pause(time: Duration) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
     // SAFETY: raw-call: the time outlives the call.
     unsafe { call(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
 }

@@ -141,8 +141,11 @@ fn is_last() -> bool {
         return true;
     }
     // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is.
+    let mut pause = sys::MOMENT;
     while others_run() == Some(true) {
-        sys::pause();
+        sys::pause(pause);
+        // Such as the C library starts for timers may run for as long as the program does.
+        pause = (2 * pause).min(watch::LOOK_EVERY);
         // Whoever sets it runs, and is not to end with this thread: from here on the watch looks.
         if filters::are_set() {
             return watch::tid().is_none();

@@ -13,8 +13,8 @@ use selfpage_core::linux::{futex, thread};
 use crate::sys::{self, call};
 use crate::{filters, heap, process, record, threads};
 
-/// How often it looks once the first thread has ended and others run.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often it looks once the first thread has ended and others run. So does the last thread that is counted.
+pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The watch's number; 0: there is none.
 static TID: AtomicU32 = AtomicU32::new(0);

@@ -30,6 +30,11 @@ fn a_child_that_a_handler_forks_as_no_thread_can_begin_ends_with_its_last() {
 }
 
 #[test]
+fn the_last_counted_thread_looks_seldom_for_others() {
+    end_well(&["timers_alone"]);
+}
+
+#[test]
 fn a_thread_may_fork_before_it_has_begun() {
     end_well(&["forks_before_it_runs"]);
 }

@@ -570,7 +570,7 @@ fn return_contents(managed: &Managed, from: Range<usize>, old: usize) {
         if unsafe { managed.move_contents(from.clone(), old) }.is_ok() {
             return;
         }
-        sys::pause();
+        sys::pause(sys::MOMENT);
     }
     sys::abort("a mapping can neither be moved nor stay")
 }

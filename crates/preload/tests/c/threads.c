@@ -2,12 +2,14 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <threads.h>
+#include <time.h>
 #include <unistd.h>
 #include "cases.h"
 #include "stops.h"
@@ -107,7 +109,36 @@ static void begin_to_end(intptr_t code) {
 static void forks_as_it_returns(void) { begin_to_end(0), pthread_exit(0); }
 static void forks_as_it_exits(void) { begin_to_end(5), syscall(SYS_exit, 5); }
 
+// Timers have threads that the C library starts itself, and nobody counts. The first thread has ended for the program, and looks for them
+// less and less often.
+static void looks_seldom(pid_t traced) {
+  const long seldom = 250000000;
+  const int most = 30;
+  struct user_regs_struct at;
+  long time = 0;
+  for (int i = 0; i < most && time < seldom; i++) {
+    to_call(traced, SYS_nanosleep, &at);
+    errno = 0, time = ptrace(PTRACE_PEEKDATA, traced, at.rdi + offsetof(struct timespec, tv_nsec), 0);
+    CHECK(!errno);
+  }
+  *progress = time < seldom ? THERE : DONE;
+  let_go(traced);
+}
+static void expires(union sigval of) {
+  CHECK(*progress != THERE);
+  if (*progress == DONE) ends_well();
+}
+static void timers_alone(void) {
+  struct sigevent by_a_thread = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = expires};
+  struct itimerspec often = {{0, 50000000}, {0, 50000000}};
+  timer_t timer;
+  pid_t traced = traced_by_a_child();
+  if (traced) looks_seldom(traced);
+  CHECK(!timer_create(CLOCK_MONOTONIC, &by_a_thread, &timer) && !timer_settime(timer, 0, &often, 0));
+  pthread_exit(0);
+}
+
 static const struct one_case cases[] = {
   CASE(forks_as_one_begins), CASE(forks_as_one_begins_in_c11), CASE(forks_as_none_begins),
-  CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits)};
+  CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits), CASE(timers_alone)};
 int main(int argc, char **argv) { return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2; }
