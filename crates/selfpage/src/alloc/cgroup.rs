@@ -26,20 +26,26 @@ pub(super) struct Room {
     pub(super) free_bytes: usize,
 }
 
-/// What a version of control groups calls its files, and the lines of `memory.stat` that say what only swapping would make free. What a
-/// process has left to the kernel is not among it, nor are files' pages.
+/// What a version of control groups calls its files, and the lines of `memory.stat` that say what of all that counts becomes free without
+/// swapping: files' pages, and with them what a process has left to the kernel. What the kernel has for processes, as in pipes and page
+/// tables, does not.
 #[derive(Debug)]
 struct Names {
     limits: &'static [&'static str],
-    taken: [&'static str; 3],
+    usage: &'static str,
+    reclaimable: &'static [&'static str],
 }
 
 const FIRST: &Names = &Names {
     limits: &["memory.limit_in_bytes"],
-    taken: ["total_active_anon", "total_inactive_anon", "total_unevictable"],
+    usage: "memory.usage_in_bytes",
+    reclaimable: &["total_active_file", "total_inactive_file"],
 };
-const SECOND: &Names =
-    &Names { limits: &["memory.max", "memory.high"], taken: ["active_anon", "inactive_anon", "unevictable"] };
+const SECOND: &Names = &Names {
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
+};
 
 /// Why nothing is known of the groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,23 +105,29 @@ impl<'a> Group<'a> {
     fn limit(&self) -> Asked<usize> {
         let mut least = None;
         for name in self.names.limits {
-            let Some(file) = self.open(name)? else { break };
-            let mut text = [0; 32];
-            let Some(len) = read(|bytes| file.read(bytes), &mut text)? else { break };
-            // Where there is none, version 2 says "max", and version 1 as much as there are addresses.
-            let text = text.get(..len).and_then(|text| str::from_utf8(text).ok());
-            let limit = text.and_then(|text| text.trim().parse().ok()).unwrap_or(NO_LIMIT);
+            let Some(limit) = self.number(name)? else { break };
             least = least.into_iter().chain([limit]).min();
         }
         Ok(least)
     }
 
+    /// What one of its files says. Where there is no limit, version 2 says "max", and version 1 as much as there are addresses.
+    fn number(&self, name: &str) -> Asked<usize> {
+        let Some(file) = self.open(name)? else { return Ok(None) };
+        let mut text = [0; 32];
+        let Some(len) = read(|bytes| file.read(bytes), &mut text)? else { return Ok(None) };
+        let text = text.get(..len).and_then(|text| str::from_utf8(text).ok());
+        Ok(Some(text.and_then(|text| text.trim().parse().ok()).unwrap_or(NO_LIMIT)))
+    }
+
     fn room(&self, limit_bytes: usize) -> Asked<Room> {
+        let Some(usage_bytes) = self.number(self.names.usage)? else { return Ok(None) };
         let Some(file) = self.open("memory.stat")? else { return Ok(None) };
         let Some(stat) = text(|bytes| file.read(bytes))? else { return Ok(None) };
         let lines = stat.lines().filter_map(|line| line.split_once(' '));
-        let taken = lines.filter(|(name, _)| self.names.taken.contains(name));
-        let taken_bytes: usize = taken.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
+        let reclaimable = lines.filter(|(name, _)| self.names.reclaimable.contains(name));
+        let reclaimable_bytes: usize = reclaimable.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
+        let taken_bytes = usage_bytes.saturating_sub(reclaimable_bytes);
         Ok(Some(Room { limit_bytes, free_bytes: limit_bytes.saturating_sub(taken_bytes) }))
     }
 }
@@ -276,11 +288,16 @@ mod tests {
     #[test]
     fn the_fullest_group_counts_of_those_around_the_process() {
         let mounts = tempfile::tempdir().unwrap();
-        let stat = "anon 9999\nfile 5000\nactive_anon 300\ninactive_anon 60\nunevictable 40\n";
+        // Of what the kernel has for a group, 60, a part can be had back.
+        let stat = "anon 300\nfile 5000\nkernel 60\nactive_file 4000\ninactive_file 990\nslab_reclaimable 10\n";
+        let taken = [("memory.current", "5400\n"), ("memory.stat", stat)];
+        let limited = |name, max, high| {
+            group(mounts.path(), name, &[("memory.max", max), ("memory.high", high), taken[0], taken[1]]);
+        };
         group(mounts.path(), "", &[("cgroup.procs", "")]);
-        group(mounts.path(), "a", &[("memory.max", "1000\n"), ("memory.high", "900\n"), ("memory.stat", stat)]);
-        group(mounts.path(), "a/b", &[("memory.max", "max\n"), ("memory.high", "600\n"), ("memory.stat", stat)]);
-        group(mounts.path(), "a/b/c", &[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.stat", stat)]);
+        limited("a", "1000\n", "900\n");
+        limited("a/b", "max\n", "600\n");
+        limited("a/b/c", "max\n", "max\n");
         assert_eq!(fullest(mounts.path(), "0::/a/b/c\n"), Some((600, 200)));
         assert_eq!(fullest(mounts.path(), "0::/a\n"), Some((900, 500)));
         assert_eq!(fullest(mounts.path(), "0::/\n"), None);
@@ -293,10 +310,13 @@ mod tests {
     #[test]
     fn the_version_is_looked_at_that_has_the_controller_of_memory() {
         let mounts = tempfile::tempdir().unwrap();
-        let stat = "active_anon 1\ntotal_active_anon 30\ntotal_inactive_anon 20\ntotal_unevictable 0\n";
-        group(mounts.path(), "memory", &[("memory.limit_in_bytes", "9223372036854771712\n"), ("memory.stat", stat)]);
-        group(mounts.path(), "memory/x", &[("memory.limit_in_bytes", "80\n"), ("memory.stat", stat)]);
-        group(mounts.path(), "unified/y", &[("memory.max", "70"), ("memory.stat", "active_anon 90\n")]);
+        let stat = "active_file 1\ntotal_active_file 6\ntotal_inactive_file 4\ntotal_active_anon 30\n";
+        for (name, limit) in [("memory", "9223372036854771712\n"), ("memory/x", "80\n")] {
+            let taken = [("memory.usage_in_bytes", "60\n"), ("memory.stat", stat)];
+            group(mounts.path(), name, &[("memory.limit_in_bytes", limit), taken[0], taken[1]]);
+        }
+        let taken = [("memory.current", "95"), ("memory.stat", "active_file 5\n")];
+        group(mounts.path(), "unified/y", &[("memory.max", "70"), taken[0], taken[1]]);
         let groups = "4:memory,hugetlb:/x\n3:cpu:/\n0::/y\n";
         assert_eq!((fullest(mounts.path(), groups), limit_in(mounts.path(), groups)), (Some((80, 30)), Some(80)));
         let groups = "3:cpu:/\n0::/y\n";
