@@ -5,6 +5,7 @@ use selfpage_core::addr::PAGE_BYTES;
 use super::cache::Cache;
 use super::culprit::Culprit;
 use super::frames::{self, TABLE_BYTES};
+use super::medium;
 use super::reservation::{ALIGNMENT, FIRST_LARGE, FIRST_ROOMY, RANKS, Reservation};
 use super::retention::Retention;
 use super::slot::{Holder, SlotId};
@@ -240,10 +241,7 @@ impl Pages {
     /// Asks whether there are huge pages, unless somebody did. With the look at the limit, and as little at any other time: by then the program may
     /// have forbidden itself to open files. Until it is known, what it would forbid is counted.
     pub(super) fn ask_for_huge_pages(&mut self) {
-        self.huge_pages.get_or_insert_with(|| {
-            let setting = frames::setting(c"/sys/kernel/mm/transparent_hugepage/enabled");
-            !setting.windows(7).any(|word| word == b"[never]")
-        });
+        self.huge_pages.get_or_insert_with(|| medium::huge_pages_may_come(frames::setting));
     }
 
     /// The slot of the block at `addr`.
