@@ -70,15 +70,13 @@ impl Pages {
             let [first, second, third] = [a, b, between].map(|id| reservation.addr(id));
             // SAFETY: slot-held: two blocks of one owner, with what lies behind them in their slots, and a free slot, under the lock.
             unsafe { frames::swap(first, second, third, end) };
-            // What was copied from there is still there.
             let slot = reservation.slot_mut(between);
             slot.dirty_bytes = slot.dirty_bytes.max(end);
             if slot.pieces == 0 {
                 (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
             self.swap_records_below(a, b, end);
-            // And what the program has advised for a block that was moved there.
-            self.mend(between);
+            self.leave(between);
         }
         let Some(reservation) = &mut self.reservation else { return false };
         for (id, open) in [a, b].into_iter().zip(was_open) {
@@ -87,6 +85,23 @@ impl Pages {
             }
         }
         may_swap
+    }
+
+    /// Leaves nothing in a place between: what was copied from there is still there, and what the program has advised for a block that was
+    /// moved there.
+    fn leave(&mut self, between: SlotId) {
+        self.mend(between);
+        let Some(reservation) = &mut self.reservation else { return };
+        let addr = reservation.addr(between);
+        let slot = reservation.slot_mut(between);
+        let end = slot.dirty_bytes;
+        // Where nothing may be mapped it stays several mappings, and would have what nobody counts.
+        // SAFETY: slot-held: a free slot, which nobody needs anything of.
+        if end > 0 && unsafe { frames::drop_frames(addr, end) } {
+            slot.clear(0, end);
+        } else if end > 0 {
+            self.lapsed = true;
+        }
     }
 
     /// Swaps what is known of the first `end` bytes of two slots, whose frames have changed places. Behind, each has what it had.
@@ -132,11 +147,11 @@ impl Pages {
         if opened {
             // SAFETY: slot-held: as above.
             unsafe { frames::swap(first, second, third, span) };
-            // As above. All of it is open now.
+            // All of it is open now.
             let slot = reservation.slot_mut(between);
             slot.open_bytes = slot.open_bytes.max(span);
             slot.dirty_bytes = slot.dirty_bytes.max(span);
-            self.mend(between);
+            self.leave(between);
             self.swap_records(a, b);
         }
         // A huge page would reach behind a block that ends within one; limits count what is open; and who has blocks checked wants to be

@@ -164,6 +164,7 @@ mod tests {
     use super::*;
     use crate::alloc::reservation::RANKS;
     use crate::alloc::slot::Holder;
+    use crate::child;
 
     const T: usize = TABLE_BYTES;
 
@@ -236,6 +237,36 @@ mod tests {
         let slot = pages.reservation.as_ref().unwrap().slot(id);
         assert_eq!(slot.framed_bytes, 8 * T + T / 2);
         check(&pages);
+    }
+
+    #[test]
+    fn what_an_exchange_had_to_copy_is_left_nowhere() {
+        child::forked(|| {
+            let mut pages = Pages::new();
+            let blocks = [9 * T; 3].map(|len| written(&mut pages, len));
+            // It lends all, and stays open.
+            pages.free(blocks[2]);
+            written(&mut pages, 80 * T);
+            let slot = pages.reservation.as_ref().unwrap().slot(blocks[2]);
+            assert_eq!((slot.framed_bytes, slot.open_bytes), (0, 9 * T));
+            // Nothing may be mapped any more, nor moved, and so no mapping be made of several.
+            let before = set_addresses(1 << 20);
+            assert!(pages.exchange(blocks[0], blocks[1]));
+            set_addresses(before);
+            check(&pages);
+        });
+    }
+
+    /// How many bytes of addresses the process may have, from now on. Returns how many that were.
+    fn set_addresses(bytes: libc::rlim_t) -> libc::rlim_t {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: test: the limit outlives the calls.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &raw mut limit), 0);
+            let before = std::mem::replace(&mut limit.rlim_cur, bytes);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const limit), 0);
+            before
+        }
     }
 
     #[test]
