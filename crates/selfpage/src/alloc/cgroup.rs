@@ -120,15 +120,16 @@ impl<'a> Group<'a> {
         Ok(Some(text.and_then(|text| text.trim().parse().ok()).unwrap_or(NO_LIMIT)))
     }
 
-    fn room(&self, limit_bytes: usize) -> Asked<Room> {
-        let Some(usage_bytes) = self.number(self.names.usage)? else { return Ok(None) };
-        let Some(file) = self.open("memory.stat")? else { return Ok(None) };
-        let Some(stat) = text(|bytes| file.read(bytes))? else { return Ok(None) };
+    /// What cannot be had of a group that tells of a limit is not taken for a group without one.
+    fn room(&self, limit_bytes: usize) -> Result<Room, Unknown> {
+        let usage_bytes = self.number(self.names.usage)?.ok_or(Unknown::Unseen)?;
+        let file = self.open("memory.stat")?.ok_or(Unknown::Unseen)?;
+        let stat = text(|bytes| file.read(bytes))?.ok_or(Unknown::Unseen)?;
         let lines = stat.lines().filter_map(|line| line.split_once(' '));
         let reclaimable = lines.filter(|(name, _)| self.names.reclaimable.contains(name));
         let reclaimable_bytes: usize = reclaimable.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
         let taken_bytes = usage_bytes.saturating_sub(reclaimable_bytes);
-        Ok(Some(Room { limit_bytes, free_bytes: limit_bytes.saturating_sub(taken_bytes) }))
+        Ok(Room { limit_bytes, free_bytes: limit_bytes.saturating_sub(taken_bytes) })
     }
 }
 
@@ -233,7 +234,7 @@ pub(super) fn each_room(see: impl FnMut(Room)) -> Result<(), Unknown> {
 
 fn each_room_in(mounts: &str, groups: &str, mut see: impl FnMut(Room)) -> Result<(), Unknown> {
     each_limit_in(mounts, groups, |group, limit_bytes| {
-        group.room(limit_bytes)?.into_iter().for_each(&mut see);
+        see(group.room(limit_bytes)?);
         Ok(())
     })
 }
@@ -352,6 +353,20 @@ mod tests {
             let mut rooms = 0;
             let seen = each_room_in(mounts.path().to_str().unwrap(), "0::/a\n", |_| rooms += 1);
             assert_eq!((seen, rooms), (Err(Unknown::Unseen), 0), "{unreadable}");
+        }
+    }
+
+    #[test]
+    fn a_limit_beside_which_nobody_says_what_is_taken_is_not_taken_for_none() {
+        for told in ["memory.stat", "memory.current", ""] {
+            let mounts = tempfile::tempdir().unwrap();
+            group(mounts.path(), "a", &[("cgroup.procs", ""), ("memory.max", "9000\n")]);
+            if !told.is_empty() {
+                group(mounts.path(), "a", &[(told, "9000\n")]);
+            }
+            let mut rooms = 0;
+            let seen = each_room_in(mounts.path().to_str().unwrap(), "0::/a\n", |_| rooms += 1);
+            assert_eq!((seen, rooms), (Err(Unknown::Unseen), 0), "{told}");
         }
     }
 
