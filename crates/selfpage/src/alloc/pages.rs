@@ -117,7 +117,9 @@ impl Pages {
         let id = self.open_slot(len_bytes, align_bytes, len_bytes.checked_mul(ROOM_AT_FIRST)?)?;
         self.counts.cold += 1;
         self.borrow_frames(id, len_bytes);
-        Some(self.hand_out(id, len_bytes))
+        let given = self.hand_out(id, len_bytes);
+        self.shut_begun(id);
+        Some(given)
     }
 
     /// Takes a free slot, as [`Pages::free_slot`] does, and opens it. Where there is no memory for that, as under a limit on data, which counts
@@ -429,6 +431,8 @@ impl Pages {
             self.retention.framed_bytes -= len;
             self.counts.dropped_bytes += len as u64;
         }
+        self.shut_begun(heir);
+        let Some(reservation) = &mut self.reservation else { return };
         self.cache.put(reservation, heir);
     }
 
@@ -485,6 +489,7 @@ impl Pages {
         }
         self.hand_out(to, len_bytes);
         if !moved {
+            self.shut_begun(id);
             self.free(id);
         }
         Some(target)

@@ -338,8 +338,8 @@ impl Reservation {
         open
     }
 
-    /// Has nobody touch what lies behind the frames of a large slot, or a touch of the block could bring a whole huge page. Not done where
-    /// there are no mappings left for it.
+    /// Has nobody touch what lies behind the frames of a large slot, or a touch of the block could bring a whole huge page, and `khugepaged`
+    /// make one. Not done where there are no mappings left for it.
     pub(super) fn shut_behind(&mut self, id: SlotId) {
         let addr = self.addr(id);
         let slot = self.slot_mut(id);

@@ -68,10 +68,17 @@ impl Slot {
     /// Stands for when it was freed, in a packed slot that was begun with others and never used: such count as freed last.
     pub(super) const SPARE: u64 = u64::MAX;
 
-    /// Whether a touch of the block may bring a huge page that ends behind it: all of its last table is open, and empty.
+    /// Whether the block may come to have a huge page that ends behind it: all of its last table is open. A touch brings one where that is
+    /// empty, and `khugepaged` makes one where it is begun.
     pub(super) fn may_get_huge_page(&self) -> bool {
         let end = self.len_bytes.next_multiple_of(TABLE_BYTES);
-        end > self.len_bytes && self.open_bytes >= end && self.framed_bytes + TABLE_BYTES <= end
+        end > self.len_bytes && self.open_bytes >= end
+    }
+
+    /// Whether `khugepaged` may make a huge page that ends behind its frames: of the table that they end in, all of which is open.
+    pub(super) fn is_begun_open(&self) -> bool {
+        let end = self.framed_bytes.next_multiple_of(TABLE_BYTES);
+        end > self.framed_bytes && self.open_bytes >= end
     }
 
     /// How far anything was ever left in it: what was closed may still hold something that was left to the kernel.

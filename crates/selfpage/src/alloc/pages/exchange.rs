@@ -78,10 +78,10 @@ impl Pages {
             self.swap_records_below(a, b, end);
             self.leave(between);
         }
-        let Some(reservation) = &mut self.reservation else { return false };
         for (id, open) in [a, b].into_iter().zip(was_open) {
-            if open < whole {
-                reservation.shut_behind(id);
+            match &mut self.reservation {
+                Some(reservation) if open < whole => reservation.shut_behind(id),
+                _ => self.shut_begun(id),
             }
         }
         may_swap
@@ -158,11 +158,12 @@ impl Pages {
         // stopped behind them.
         let is_whole = self.len_bytes(a).is_multiple_of(TABLE_BYTES);
         let stays_open = opened && is_whole && !self.quarantine.is_on() && frames::has_no_limits();
-        let Some(reservation) = &mut self.reservation else { return false };
         for id in [a, b] {
+            let Some(reservation) = &mut self.reservation else { return false };
             let open = reservation.slot(id).open_bytes;
             if stays_open {
                 reservation.slot_mut(id).open_bytes = span;
+                self.shut_begun(id);
                 continue;
             }
             // SAFETY: slot-held: as above; blocks end before what was never opened. Nobody relies on it that this is closed.

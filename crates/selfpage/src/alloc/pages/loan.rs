@@ -91,9 +91,19 @@ impl Pages {
         if reservation.slot(lender).framed_bytes == 0 && self.pieces > MOST_PIECES / 2 {
             self.mend(lender);
         }
+        self.shut_begun(lender);
         let Some(reservation) = &mut self.reservation else { return false };
         self.cache.put(reservation, lender);
         lent
+    }
+
+    /// Has the last table of a slot, where it is begun, become no huge page, which would have frames that are counted nowhere. To be moved
+    /// it was open whole.
+    pub(super) fn shut_begun(&mut self, id: SlotId) {
+        let Some(reservation) = &mut self.reservation else { return };
+        if self.huge_pages != Some(false) && reservation.slot(id).is_begun_open() {
+            reservation.shut_behind(id);
+        }
     }
 
     /// Moves tables of one slot, the last one of which may be begun, to `to` in another one, or in itself; both are in no list. False: they
@@ -236,6 +246,90 @@ mod tests {
         let id = written(&mut pages, 8 * T + T / 8 * 3);
         let slot = pages.reservation.as_ref().unwrap().slot(id);
         assert_eq!(slot.framed_bytes, 8 * T + T / 2);
+        check(&pages);
+    }
+
+    /// What `khugepaged` would do in its time, where it may.
+    fn collapse_last_table(pages: &Pages, id: SlotId) {
+        let reservation = pages.reservation.as_ref().unwrap();
+        let last = reservation.addr(id) + whole_tables(reservation.slot(id).framed_bytes.saturating_sub(1));
+        // SAFETY: slot-held: contents stay as they are.
+        unsafe { libc::madvise(last as *mut libc::c_void, T, libc::MADV_COLLAPSE) };
+    }
+
+    /// The free slot that has the most frames.
+    fn largest(pages: &Pages) -> SlotId {
+        pages.cache.largest(pages.reservation.as_ref().unwrap(), usize::MAX, 0).unwrap()
+    }
+
+    #[test]
+    fn a_begun_table_of_a_block_becomes_no_huge_page_that_is_not_counted() {
+        let mut pages = Pages::new();
+        freed(&mut pages, &[2 * T + T / 2, 4 * T + T / 4, 5 * T]);
+        let id = written(&mut pages, 8 * T + T / 8 * 3);
+        collapse_last_table(&pages, id);
+        check(&pages);
+    }
+
+    #[test]
+    fn nor_does_one_that_a_lender_has_left() {
+        let mut pages = Pages::new();
+        freed(&mut pages, &[2 * T + T / 4]);
+        let lender = largest(&pages);
+        // Too long for that slot: it gets the whole tables.
+        written(&mut pages, 20 * T);
+        let framed_bytes = pages.reservation.as_ref().unwrap().slot(lender).framed_bytes;
+        assert_eq!(framed_bytes, T / 4);
+        collapse_last_table(&pages, lender);
+        check(&pages);
+    }
+
+    #[test]
+    fn nor_one_that_a_block_lost_that_became_shorter() {
+        let mut pages = Pages::new();
+        let id = written(&mut pages, 6 * T + T / 2);
+        assert!(pages.resize_in_place(id, 3 * T));
+        let heir = largest(&pages);
+        collapse_last_table(&pages, heir);
+        check(&pages);
+    }
+
+    #[test]
+    fn nor_that_of_a_block_that_grows_which_is_counted_whole() {
+        let mut pages = Pages::new();
+        let given = pages.allocate(3 * T + T / 4, 1).unwrap();
+        let id = pages.block(given.addr).unwrap();
+        assert!(pages.resize_in_place(id, 3 * T + T / 2));
+        // SAFETY: slot-held: it is this long now.
+        unsafe { (given.addr as *mut u8).write_bytes(1, 3 * T + T / 2) };
+        collapse_last_table(&pages, id);
+        check(&pages);
+    }
+
+    #[test]
+    fn nor_those_of_blocks_that_change_places() {
+        let mut pages = Pages::new();
+        let [long, short] = [10 * T, 9 * T + T / 2].map(|len| {
+            let id = written(&mut pages, len);
+            assert!(pages.resize_in_place(id, 9 * T + T / 4));
+            id
+        });
+        // Of the one a part of the last table is kept, and the rest shut.
+        assert_eq!(pages.give_tail(T / 8, frames::drop_frames), Some(T / 8));
+        assert!(pages.exchange(long, short));
+        for id in [long, short] {
+            collapse_last_table(&pages, id);
+            check(&pages);
+        }
+    }
+
+    #[test]
+    fn nor_one_that_a_part_of_is_given_back_of_far_behind_a_block() {
+        let mut pages = Pages::new();
+        freed(&mut pages, &[24 * T]);
+        let id = written(&mut pages, 20 * T);
+        assert_eq!(pages.give_tail(T / 4, frames::drop_frames), Some(T / 4));
+        collapse_last_table(&pages, id);
         check(&pages);
     }
 

@@ -86,7 +86,7 @@ impl Pages {
         }
         self.retention.framed_bytes -= len;
         self.counts.dropped_bytes += len as u64;
-        if slot.framed_bytes < slot.len_bytes.next_multiple_of(TABLE_BYTES) {
+        if !slot.framed_bytes.is_multiple_of(TABLE_BYTES) {
             reservation.shut_behind(id);
         }
         self.tails.put(reservation, id);
