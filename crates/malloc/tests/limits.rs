@@ -123,6 +123,24 @@ fn where_nothing_is_kept_a_program_may_forbid_itself_all_calls_but_those_for_mem
     assert_eq!(run(&[]).status.signal(), Some(libc::SIGSYS), "nobody would see it");
 }
 
+/// As CAVEATS.md lists them, where all is kept.
+#[test]
+fn a_program_may_forbid_itself_all_calls_that_are_not_listed() {
+    // What it does, and for what calls are allowed.
+    let run = |does: &str, allowed: &str| {
+        let mut command = preloaded(compile("limits.c", &[]));
+        let wishes = [("SELFPAGE_KEEPER", "0"), ("SELFPAGE_MAPS", "0"), ("MIMALLOC_USE_NUMA_NODES", "1")];
+        command.args(["listed", does, allowed]).envs(wishes).output().unwrap()
+    };
+    for does in ["usual", "long", "longer"] {
+        let output = run(does, does);
+        assert_eq!(text(&output), "done\n", "{does}: {:?} {}", output.status, errors(&output));
+    }
+    for (does, allowed) in [("long", "usual"), ("longer", "long")] {
+        assert_eq!(run(does, allowed).status.signal(), Some(libc::SIGSYS), "{does}: nobody would see it");
+    }
+}
+
 /// Little data, in KiB: what is begun as the program grows finds nothing left.
 fn goes_on_with(kib: usize, mode: &str) {
     let mut command = preloaded("/bin/sh");

@@ -44,19 +44,22 @@ static void open_nothing(void) {
     filter_calls(filter, sizeof filter);
 }
 
-// And so does all but calls for memory, writing, and the end.
-static void call_for_memory_alone(void) {
-    int calls[] = {SYS_mmap, SYS_munmap, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_futex, SYS_write, SYS_exit_group};
-    enum { CALLS = sizeof calls / sizeof *calls };
-    struct sock_filter filter[CALLS + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
-    for (int at = 0; at < CALLS; at++)
-        filter[at + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[at], CALLS - at, 0);
-    filter[CALLS + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-    filter[CALLS + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    filter_calls(filter, sizeof filter);
+// And so does all but calls for memory, writing, and the end, and what of these calls comes before `more`.
+static void call_for_memory_and(int more) {
+    int calls[] = {SYS_mmap, SYS_munmap, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_futex, SYS_write, SYS_exit_group,
+                   SYS_prlimit64, SYS_msync, SYS_munlock, SYS_mlock2, SYS_mincore, SYS_sysinfo, SYS_open, SYS_read, SYS_close};
+    enum { ALL = sizeof calls / sizeof *calls };
+    int count = 8;
+    while (count < ALL && calls[count] != more) count++;
+    struct sock_filter filter[ALL + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
+    for (int at = 0; at < count; at++)
+        filter[at + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[at], count - at, 0);
+    filter[count + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    filter[count + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    filter_calls(filter, (count + 3) * sizeof *filter);
 }
 
-// Blocks of many lengths come, grow, move and go; of one there is none.
+// Blocks of many lengths come, grow, move and go.
 static void use_many(void) {
     for (int at = 0; at < 20000; at++) memset(malloc(1000), 1, 1000);
     for (size_t kib = 100; kib < 10 << 10; kib = kib * 3 / 2) {
@@ -69,7 +72,7 @@ static void use_many(void) {
     memset(block, 1, 50 * MIB);
     free(block);
     block = calloc(1, 100 * MIB);
-    if (block == NULL || block[0] != 0 || malloc((size_t)1 << 60) != NULL || malloc(PTRDIFF_MAX) != NULL) abort();
+    if (block == NULL || block[0] != 0) abort();
     free(block);
 }
 
@@ -91,9 +94,23 @@ int main(int count, char **arguments) {
         first[0] = block[0] = 1;
         free(block);
     } else if (count > 1 && strcmp(arguments[1], "memory-alone") == 0) {
-        call_for_memory_alone();
+        call_for_memory_and(SYS_prlimit64);
         use_many();
+        if (malloc((size_t)1 << 60) != NULL || malloc(PTRDIFF_MAX) != NULL) abort();
         // Not by way of a stream, which would ask what it writes to.
+        if (write(1, "done\n", 5) == 5) _exit(0);
+    } else if (count > 3 && strcmp(arguments[1], "listed") == 0) {
+        // The look at the limit comes before.
+        free(malloc(5 * MIB));
+        call_for_memory_and(strcmp(arguments[3], "usual") == 0 ? SYS_sysinfo : strcmp(arguments[3], "long") == 0 ? SYS_open : -1);
+        use_many();
+        if (strcmp(arguments[2], "long") == 0) {
+            char *block = malloc(1536 * MIB);
+            if (block == NULL) abort();
+            block[0] = 1;
+            free(block);
+        }
+        if (strcmp(arguments[2], "longer") == 0 && malloc((size_t)1 << 60) != NULL) abort();
         if (write(1, "done\n", 5) == 5) _exit(0);
     } else if (count > 2 && strcmp(arguments[1], "child") == 0) {
         // The parent has looked for its limit. The child comes to be in a group with a lower one.
