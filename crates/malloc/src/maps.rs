@@ -7,7 +7,8 @@
 //! none, or each of the pages that it touches would take 2 MiB. It is a sample of one page in 64 that tells. With small pages those are
 //! used that have a frame. The kernel knows huge pages only as a whole; there it is those that hold something other than zeros, which
 //! are fewer, so less is enough. A stock that went wrong has cost 16 MiB at most. The first has medium pages where they are to be had,
-//! which are judged like huge ones.
+//! which are judged like huge ones. Where the program has all that it maps locked in memory there are no stocks: a new one would be filled
+//! at once.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -79,7 +80,13 @@ fn piece(len: usize) -> Option<usize> {
     }
     let mut start = beginning(NEXT.load(Ordering::Relaxed), len);
     if END.load(Ordering::Relaxed) < start + len {
-        start = stock().map_or(0, |stock| beginning(stock, len));
+        let stock = stock();
+        if stock.is_some_and(is_locked) {
+            give_back_stock();
+            // Nor would a later one be any better: the kernel serves all, as after `pass_on`.
+            return None;
+        }
+        start = stock.map_or(0, |stock| beginning(stock, len));
     }
     if start != 0 {
         if is_for_medium(len) {
@@ -95,6 +102,22 @@ fn piece(len: usize) -> Option<usize> {
     }
     BUSY.store(false, Ordering::Release);
     (start != 0).then_some(start)
+}
+
+/// Whether a stock was locked in memory as it was mapped (`mlockall`), and has all its frames: the program is to have no more locked than it
+/// maps.
+fn is_locked(stock: usize) -> bool {
+    // Advice that is refused for what is locked, and for all else that is empty comes to nothing; and a call for memory, which programs
+    // have that filter their calls.
+    // SAFETY: own-mapping: no contents change.
+    let refused = unsafe { libc::madvise(stock as *mut c_void, PAGE, libc::MADV_COLD) } != 0;
+    refused && crate::sys::errno() == libc::EINVAL
+}
+
+/// Unmaps a new stock, of which nothing is handed out.
+fn give_back_stock() {
+    let start = START.load(Ordering::Relaxed);
+    unmap(start as *mut c_void, END.load(Ordering::Relaxed) - start);
 }
 
 /// Whether a piece of the stock gets medium pages. A longer one would often have a huge page.

@@ -32,3 +32,12 @@ fn where_all_is_locked_it_stays_so_beside_blocks_that_move_and_where_they_come_f
     }
     assert_eq!(said, ["done", "done"]);
 }
+
+#[test]
+fn where_all_is_locked_what_is_mapped_in_pieces_is_locked_piece_by_piece() {
+    let said = says(&["pieces"]);
+    if said.contains(&"may not".to_owned()) {
+        return skip("mlockall", "the process may not lock all of its memory: CAP_IPC_LOCK, or ulimit -l unlimited");
+    }
+    assert_eq!(said, ["done", "done"]);
+}
