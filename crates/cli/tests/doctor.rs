@@ -191,3 +191,14 @@ fn a_bench_leaves_out_what_a_filter_refuses() {
         assert!(output.status.success() && errors.contains("SKIP(uffd: "), "{errors}");
     }
 }
+
+#[test]
+fn pressure_that_is_switched_off_is_no_matter_of_the_kernels() {
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    let output = doctor.args(["doctor", "--json"]).env("MEMORY_PRESSURE_WATCH", "/dev/null").output().unwrap();
+    let objects = String::from_utf8(output.stdout).unwrap();
+    let mut objects = objects.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let pressure = objects.find(|object| object["feature"] == "memory pressure (PSI)").unwrap();
+    assert!(pressure["why"].as_str().unwrap().contains("switched off by MEMORY_PRESSURE_WATCH"), "{pressure}");
+    assert_eq!(pressure["remedy"], "unset MEMORY_PRESSURE_WATCH");
+}

@@ -48,13 +48,15 @@ pub(crate) enum Watch {
     Ended,
     /// Nobody reports.
     Off,
+    /// Nobody is to listen: the environment says so.
+    Silenced,
 }
 
 impl Watch {
     /// What is wished for, else the pressure of the process's cgroup, else the machine's.
     pub(crate) fn of(wishes: &Wishes) -> Watch {
         if wishes.path.as_ref().is_some_and(|path| path == "/dev/null") {
-            return Watch::Off;
+            return Watch::Silenced;
         }
         let named = wishes.path.as_ref().and_then(|path| Watch::open(Path::new(path), wishes.write.as_deref()));
         let own = || cgroup::find_pressure(|file| Watch::open(file, Some(TRIGGER)));

@@ -39,7 +39,7 @@ pub(super) fn examine() -> Vec<Finding> {
         huge,
         medium,
         overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
-        pressure(Watch::of(&Wishes::of_environment()).reports()),
+        pressure(&Watch::of(&Wishes::of_environment())),
         page_reporting(is_reporting(Path::new(VIRTIO_DEVICES)), Path::new(PAGE_REPORTING)),
     ]
 }
@@ -122,15 +122,20 @@ fn overcommit(mode: Option<&str>) -> Finding {
     }
 }
 
-fn pressure(is_reported: bool) -> Finding {
+fn pressure(watch: &Watch) -> Finding {
     const FEATURE: &str = "memory pressure (PSI)";
-    if is_reported {
+    if watch.reports() {
         return Finding::new(FEATURE, State::Present, "what is kept of freed blocks goes back when it is reported");
     }
-    let why = "nobody reports it to this process: what is kept of freed blocks goes back by time alone";
-    Finding::new(FEATURE, State::Degraded, why).remedy(
-        "boot with psi=1 (CONFIG_PSI); where /proc is read-only, a writable MEMORY_PRESSURE_WATCH, or SELFPAGE_RETAIN",
-    )
+    let (cause, remedy) = match watch {
+        Watch::Silenced => ("switched off by MEMORY_PRESSURE_WATCH", "unset MEMORY_PRESSURE_WATCH"),
+        _ => (
+            "nobody reports it to this process",
+            "boot with psi=1 (CONFIG_PSI); where /proc is read-only, a writable MEMORY_PRESSURE_WATCH, or SELFPAGE_RETAIN",
+        ),
+    };
+    let why = format!("{cause}: what is kept of freed blocks goes back by time alone");
+    Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
 }
 
 /// How long something must be free until the host is told: Linux has a constant, and some kernels settings.
@@ -168,7 +173,13 @@ fn is_reporting(devices: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::PollFlags;
+
     use super::*;
+
+    fn listened_to() -> Watch {
+        Watch::On(fs::File::open("/dev/null").unwrap().into(), PollFlags::IN)
+    }
 
     #[test]
     fn what_is_amiss_has_a_remedy_and_says_what_it_costs() {
@@ -183,8 +194,9 @@ mod tests {
             (medium_pages(Medium::Outgrown, true), State::Degraded, "larger ones would come"),
             (overcommit(Some("0")), State::Present, "costs nothing"),
             (overcommit(Some("2")), State::Degraded, "count in full"),
-            (pressure(true), State::Present, "goes back when it is reported"),
-            (pressure(false), State::Degraded, "by time alone"),
+            (pressure(&listened_to()), State::Present, "goes back when it is reported"),
+            (pressure(&Watch::Silenced), State::Degraded, "switched off by MEMORY_PRESSURE_WATCH"),
+            (pressure(&Watch::Off), State::Degraded, "nobody reports it"),
             (page_reporting(false, Path::new("/none")), State::Present, "stays this machine's"),
             (page_reporting(true, Path::new("/none")), State::Degraded, "has been free for 2 s, and"),
         ] {
