@@ -193,7 +193,7 @@ fn text(reads: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> Asked<String>
 }
 
 /// Those that the process is in. `/proc/self` tells of its first thread, which may have ended; but while that asks itself, it is the shorter way.
-fn groups() -> Result<String, Unknown> {
+pub(super) fn groups() -> Result<String, Unknown> {
     let is_first = thread::id() == std::process::id();
     let path = if is_first { c"/proc/self/cgroup" } else { c"/proc/thread-self/cgroup" };
     let file = open(path)?.ok_or(Unknown::Unseen)?;

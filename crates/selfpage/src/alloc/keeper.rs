@@ -186,6 +186,8 @@ pub fn on_pressure(relieve: fn()) {
 fn keep(wishes: &Wishes) {
     // As the thread that started it has for a moment, and the C library's own let in.
     signal::block_others_for_good();
+    // First: who is moved after this, and before there is a watch, gets another.
+    let mut groups = cgroup::groups().ok();
     // The program may close all descriptors that it finds, and have its own by those numbers then. Where a filter of system calls leaves
     // us no table of our own, nothing is kept open.
     let mut watch = if thread::leave_descriptors().is_ok() { Watch::of(wishes) } else { Watch::Off };
@@ -202,7 +204,7 @@ fn keep(wishes: &Wishes) {
             continue;
         }
         last_look = Instant::now();
-        watch.renew(wishes);
+        watch.renew(wishes, &mut groups);
         block::decay();
         stay_below_limit();
         let cold = PAGES.take().counts.cold_bytes;

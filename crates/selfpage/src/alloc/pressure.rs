@@ -86,11 +86,14 @@ impl Watch {
         matches!(self, Watch::On(..))
     }
 
-    /// Looks again for what reports, where that has ended.
-    pub(super) fn renew(&mut self, wishes: &Wishes) {
-        if matches!(self, Watch::Ended) {
+    /// Looks again for what reports, where that has ended, or the process has come out of the `groups` that it was found for.
+    pub(super) fn renew(&mut self, wishes: &Wishes, groups: &mut Option<String>) {
+        // Where nobody says, it is taken to have stayed.
+        let now = cgroup::groups().ok().filter(|now| groups.as_ref() != Some(now));
+        if matches!(self, Watch::Ended) || now.is_some() && self.reports() {
             *self = Watch::of(wishes);
         }
+        *groups = now.or_else(|| groups.take());
     }
 
     /// Waits for a report, at most `limit`. Whether there was one.

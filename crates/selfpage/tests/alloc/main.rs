@@ -11,6 +11,7 @@ mod limits;
 mod model;
 mod own_process;
 mod packed;
+mod pressure;
 mod random;
 mod reserve;
 mod threads;
