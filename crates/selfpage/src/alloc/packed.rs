@@ -4,6 +4,8 @@
 //! No more is begun than stays within the retention's bound. Its slots go into the cache as *spare*: they count as kept, serve blocks of
 //! their class without another look at the kernel, and can be dropped like all that is kept.
 
+use std::ops::Range;
+
 use super::class;
 use super::frames;
 use super::pages::{Given, Pages};
@@ -56,20 +58,37 @@ impl Pages {
     /// goes again.
     #[cold]
     pub(super) fn drop_again(&mut self, addr: usize, len_bytes: usize) {
+        self.each_uncounted(addr, len_bytes, |range| {
+            // SAFETY: slot-held: behind blocks, or in free slots, and nobody needs what is there.
+            unsafe { frames::drop_frames(range.start, range.len()) };
+        });
+    }
+
+    /// Tells `see` what no slot counts of a range of packed slots: of neighbours in one, which the kernel then drops in one call.
+    fn each_uncounted(&mut self, addr: usize, len_bytes: usize, mut see: impl FnMut(Range<usize>)) {
         let Some((reservation, _)) = self.ready() else { return };
-        let mut next = addr;
+        let mut see = |range: Range<usize>| {
+            if !range.is_empty() {
+                see(range);
+            }
+        };
+        let (mut next, mut gap) = (addr, addr..addr);
         while next < addr + len_bytes
             && let Some(id) = reservation.find(next)
         {
             let (slot, start, room) = (reservation.slot(id), reservation.addr(id), Reservation::room(id.rank()));
             // Who is at one may have dropped it already.
             let from = if slot.holder == Holder::Worker { 0 } else { slot.framed_bytes };
-            if from < room {
-                // SAFETY: slot-held: behind a block, or in a free slot, and nobody needs what is there.
-                unsafe { frames::drop_frames(start + from, room - from) };
+            let uncounted = start + from..start + room;
+            if !uncounted.is_empty() {
+                if uncounted.start != gap.end {
+                    see(std::mem::replace(&mut gap, uncounted.start..uncounted.start));
+                }
+                gap.end = uncounted.end;
             }
             next = start + room;
         }
+        see(gap);
     }
 }
 
@@ -122,6 +141,10 @@ mod tests {
             }
             frames::populate(given.absent, begun);
             assert_eq!(resident_bytes(given.absent, begun), begun);
+            let mut uncounted = Vec::new();
+            pages.each_uncounted(given.absent, begun, |range| uncounted.push(range));
+            let [range] = &uncounted[..] else { panic!("a call for each slot: {uncounted:?}") };
+            assert_eq!(range.len(), begun - LEN);
             pages.drop_again(given.absent, begun);
             assert_eq!(resident_bytes(given.absent, begun), LEN, "the block's own");
             pages.dropped(last.unwrap(), true);
