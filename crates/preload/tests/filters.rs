@@ -54,6 +54,7 @@ fn a_filter_that_kills_lets_its_program_end_and_its_counts_go_on() {
 fn what_a_filter_says_holds_for_managed_memory() {
     ends("holds_for_managed_memory", 8);
     ends("killed_for_managed_memory", SIGSYS);
+    ends("executed_to_be_trapped", 8);
 }
 
 #[test]

@@ -16,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 #include "cases.h"
 #include "stops.h"
@@ -203,6 +204,18 @@ static void killed_for_managed_memory(void) {
   work(), say_ok();
   mprotect((void *)((uintptr_t)(block + LEN / 16) & -P), P, PROT_READ | PROT_EXEC);
   _exit(1);
+}
+// One from before is asked on the thread that calls, and not on ours, which have no handler to go to.
+static void refuses(int signal, siginfo_t *about, void *context) { ((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = -EPERM; }
+static void trapped(void) {
+  struct sigaction handled = {.sa_sigaction = refuses, .sa_flags = SA_SIGINFO};
+  CHECK(!sigaction(SIGSYS, &handled, 0) && mprotect((void *)((uintptr_t)(block + LEN / 16) & -P), P, PROT_READ | PROT_EXEC) == -1);
+  CHECK(errno == EPERM);
+  work(), say_ok(), exit(8);
+}
+static void executed_to_be_trapped(void) {
+  forbid_bits(SYS_mprotect, 2, PROT_EXEC, SECCOMP_RET_TRAP);
+  execl(self, self, "trapped", (char *)0);
 }
 // What another thread does while the kernel reads a filter.
 static int faults;
@@ -409,7 +422,7 @@ static const struct one_case cases[] = {
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
   CASE(killed_and_forked_just_before), CASE(killed_and_forked_as_its_watch_begins),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
-  CASE(killed_for_managed_memory), CASE(executes_as_one_fails), CASE(exits_as_one_fails), CASE(for_all_but_one)};
+  CASE(killed_for_managed_memory), CASE(trapped), CASE(executed_to_be_trapped), CASE(executes_as_one_fails), CASE(exits_as_one_fails), CASE(for_all_but_one)};
 int main(int argc, char **argv) {
   self = argv[0];
   if (argc > 2) { // a command, under a filter that is not its own
