@@ -194,7 +194,7 @@ impl Config {
     /// # Errors
     /// Too few or too many frames or workers, an unknown policy, or a kernel that lacks what is needed or refuses it: the error names the remedy.
     /// [`Kind::OutOfSpace`]: the system has no memory for frames that are to be [populated](Config::populated), or the process may have no more
-    /// mappings or addresses.
+    /// mappings or addresses. A pager, policy or store of the program's own asks for it.
     pub fn build(self) -> Result<Domain> {
         self.check()?;
         Domain::build(self.settings, self.policy)

@@ -145,6 +145,7 @@ impl Domain {
     }
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
+        thread::may_make(|| "a domain".into())?;
         // Before there is a pager thread: a child that was forked while one is being started forgets them all.
         crate::fork::attend();
         let life = {

@@ -33,6 +33,7 @@ use crate::handler::{Asking, FaultHandler};
 use crate::pager::{Custom, File, Noted, Opened, PageHash, Physical, Stored, UserPager, Zero};
 use crate::placement::Placement;
 use crate::store::{BackingStore, Numbered};
+use crate::trap::thread;
 
 mod clone;
 mod restored;
@@ -134,7 +135,7 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// A length of 0; no address space, or something is at the address that was [chosen](Builder::at); too many regions; upcalls where the
-    /// domain has a [table of descriptors of its own][private].
+    /// domain has a [table of descriptors of its own][private]; a pager, policy or store of the program's own asks for it.
     ///
     /// [private]: crate::DescriptorTable::Private
     pub fn zero(self) -> Result<Region> {
@@ -250,6 +251,7 @@ impl<'a> Builder<'a> {
         means: Means,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Arc<Bound>> {
+        thread::may_make(|| format!("a region of {} bytes", self.len_bytes))?;
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
         Bound::new(&self, rights, means, asking, make)

@@ -15,9 +15,9 @@ use crate::trap::thread;
 /// The small trait for a pager of one's own: where a page's contents come from, and where they go.
 ///
 /// # Context
-/// PagerThread: it may allocate and block, but must not touch managed memory, fork, or wait for what waits for it: it makes no regions of its
-/// own domain, and works on none of their pages. A region that it drops ends soon after; a sample that it begins is an error. A panic is an
-/// error of the page, and nothing more. Pager threads have a descriptor table of their own: see [`UserPager::descriptors`].
+/// PagerThread: it may allocate and block, but must not touch managed memory, fork, or wait for what waits for it: it works on no
+/// pages of its own domain. A region that it drops ends soon after; a region or domain that it makes, or a sample that it begins, is an error. A
+/// panic is an error of the page, and nothing more. Pager threads have a descriptor table of their own: see [`UserPager::descriptors`].
 ///
 /// # Examples
 /// See `examples/own_pager.rs`.

@@ -219,7 +219,7 @@ impl Bound {
     }
 
     /// Takes the region out of its domain; soon, and on another thread, where this one may be inside the gate that is closed for that: a
-    /// pager of the program's may own regions, or make one for a moment.
+    /// pager of the program's may own regions.
     pub(super) fn end(self: &Arc<Bound>, life: &Arc<Life>) {
         if !thread::may_be_inside() {
             return self.leave(&life.inner);

@@ -39,7 +39,8 @@ impl Region {
     /// # Errors
     /// The region is not anonymous memory, or is [tracked](Builder::tracked), or shares pages with a clone or as one already; its domain has a
     /// [table of descriptors of its own](DescriptorTable::Private); no address space, or too many regions; the thread's protection domain
-    /// lacks the right `META` on the region, or its stack lies there; what a page held was given up.
+    /// lacks the right `META` on the region, or its stack lies there; what a page held was given up; a pager, policy or store of the program's
+    /// own asks for it.
     ///
     /// # Examples
     /// ```no_run

@@ -12,6 +12,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
 
+use crate::error::{Error, Kind, Result};
 use crate::pthread::{self, Pthread};
 use crate::store::with_engines;
 
@@ -65,6 +66,21 @@ pub(crate) fn in_a_pager<T>(work: impl FnOnce() -> T) -> T {
 /// Normal or PagerThread.
 pub(crate) fn may_be_inside() -> bool {
     IS_IN_A_PAGER.get() || is_pager_thread(this_thread::id())
+}
+
+/// Refuses to make regions and domains there: that waits for a fork, which waits until the caller is no longer inside.
+///
+/// # Context
+/// Normal or PagerThread.
+///
+/// # Errors
+/// The caller may be inside.
+pub(crate) fn may_make(object: impl FnOnce() -> String) -> Result<()> {
+    if !may_be_inside() {
+        return Ok(());
+    }
+    let cause = "a pager, policy or store of the program's own would wait for a fork that waits for it: have a thread of the program's make it";
+    Err(Error::new(Kind::Invalid, "make", object(), cause))
 }
 
 /// Whether the caller is a pager thread, or one is just being started (and the C library allocates for it). Memory that is

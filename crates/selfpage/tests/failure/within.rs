@@ -1,19 +1,29 @@
-//! Pagers, policies and stores of the program's own that end regions of their domain, and begin samples of it: they are inside the gate
-//! that is closed for the one, and have claimed a page that the other would wait for.
+//! Pagers, policies and stores of the program's own that end regions of their domain, make others, and begin samples of it: they are inside
+//! the gate that is closed for the first and by a fork, and have claimed a page that the last would wait for.
 
+use std::fmt::Debug;
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
-use selfpage::{Domain, Kind, Policy, Region, Sampling, Trap, Use};
+use selfpage::{Domain, Error, Kind, Policy, Region, Sampling, Trap, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 use selfpage_core::pager::{Context, PagerError};
 
+use crate::child;
 use crate::scenario::{PAGE, here, in_child, until};
 
 const FRAMES: usize = 64;
+
+/// Whether it is refused to make something there.
+#[track_caller]
+fn is_refused<T: Debug>(made: Result<T, Error>) {
+    let error = made.unwrap_err();
+    assert!(error.kind() == Kind::Invalid && error.to_string().contains("the program's make it"), "{error}");
+}
 
 /// What it does, with a region of the domain that it can drop.
 type Within = fn(&Domain, &Mutex<Option<Region>>);
@@ -99,8 +109,8 @@ fn store() -> MemoryStore {
 
 const WITHIN: [(&str, Within); 4] = [
     ("drops", |_, other| drop(other.lock().unwrap().take())),
-    ("makes", |domain, _| drop(domain.region(4 * PAGE).zero().unwrap())),
-    ("clones", |_, other| drop(other.lock().unwrap().as_ref().map(|other| other.cow_clone(store()).unwrap()))),
+    ("makes", |domain, _| is_refused(domain.region(4 * PAGE).zero())),
+    ("clones", |_, other| is_refused(other.lock().unwrap().as_ref().unwrap().cow_clone(store()))),
     ("samples", |domain, other| {
         let other = other.lock().unwrap();
         let region = other.as_ref().unwrap().sample(Sampling::Whole);
@@ -112,7 +122,7 @@ const WITHIN: [(&str, Within); 4] = [
 ];
 
 #[test]
-fn own_code_that_ends_regions_and_begins_samples() {
+fn own_code_that_ends_and_makes_regions_and_begins_samples() {
     for (trap, name) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
         for (does, within) in WITHIN {
             for at in [Call::Fill, Call::Save, Call::Forget, Call::Victim, Call::Write] {
@@ -141,5 +151,51 @@ fn own_code_that_ends_regions_and_begins_samples() {
                 .well();
             }
         }
+    }
+}
+
+static FILLS: AtomicBool = AtomicBool::new(false);
+static FORKS: AtomicBool = AtomicBool::new(false);
+
+/// Before the library's own, which is older.
+extern "C" fn a_fork_begins() {
+    FORKS.store(true, SeqCst);
+}
+
+/// Makes what it can in the midst of a fork.
+struct MakesBesideAFork(OnceLock<Domain>);
+
+impl UserPager for &'static MakesBesideAFork {
+    fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
+        FILLS.store(true, SeqCst);
+        until("a fork begins", || FORKS.load(SeqCst));
+        // Time for the fork to come to this domain's gate.
+        std::thread::sleep(Duration::from_millis(300));
+        is_refused(self.0.get().unwrap().region(4 * PAGE).zero());
+        is_refused(Domain::with_frames(16 * PAGE).build());
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn own_code_that_makes_regions_of_another_domain_beside_a_fork() {
+    for (trap, name) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
+        in_child(here!(), name, || {
+            let [domain, other] = [(); 2].map(|()| Domain::with_frames(FRAMES * PAGE).build().unwrap());
+            let pager: &'static _ = Box::leak(Box::new(MakesBesideAFork(OnceLock::from(other))));
+            let region = domain.region(4 * PAGE).trap(trap).user(pager).unwrap();
+            // SAFETY: test: a function without arguments.
+            unsafe { libc::pthread_atfork(Some(a_fork_begins), None, None) };
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert_eq!(region.as_slice::<u64>()[0], 0));
+                until("it is asked for a page", || FILLS.load(SeqCst));
+                assert_eq!(child::in_child(|| region.as_slice::<u64>()[0] == 0), 0);
+            });
+        })
+        .well();
     }
 }
