@@ -114,21 +114,29 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
         return or_enomem(None);
     }
     let size = size.max(1);
-    begin_to_keep();
+    look_around();
     make_room(size);
     let block = or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) });
-    look_for_limit();
+    look_behind_block();
     block
 }
 
-/// What the process has come to may be worth a look at its limit. Behind the block that makes it so: a program may take its memory first, and then
-/// forbid itself to open files. It allocates in its turn, and counts as done by then.
+/// What the process has come to may be worth a look at its limit. It allocates in its turn, and counts as done by then.
 fn look_for_limit() {
     if limit::is_due() {
         let _errno = Errno::kept();
         // What objects open first, they do not say.
         limit::share(RANGE_ALIGN);
         limit::look();
+    }
+}
+
+/// Behind the block that makes the look due: a program may take its memory first, and then forbid itself to open files. Where that block
+/// has made a keeper due too, which opens files as well, the next call looks, be it that which frees the block: nothing to speak of is
+/// kept before it, and a program that has one long block for good waits for neither.
+fn look_behind_block() {
+    if !keeper_is_due() {
+        look_for_limit();
     }
 }
 
@@ -146,12 +154,17 @@ fn begin_to_keep() {
     }
 }
 
+/// What blocks so far have made due. First the limit, which says what the next one may take.
+fn look_around() {
+    look_for_limit();
+    begin_to_keep();
+}
+
 /// What a free has found to be due, where memory is asked for next: who gives some back may have a lock of the C library's that a new thread
 /// needs.
 #[unsafe(no_mangle)]
 extern "C" fn selfpage_look_around() {
-    look_for_limit();
-    begin_to_keep();
+    look_around();
 }
 
 /// What something fails in that is no business of the caller's, whose `errno` stays.
@@ -217,10 +230,10 @@ pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usi
 
 /// Resizes a block, with what comes before and behind that.
 fn with_room<T>(block: NonNull<u8>, size: usize, resize: impl FnOnce() -> T) -> T {
-    begin_to_keep();
+    look_around();
     make_room(size.saturating_sub(alloc::usable_bytes(block).unwrap_or(0)));
     let resized = resize();
-    look_for_limit();
+    look_behind_block();
     resized
 }
 
@@ -240,6 +253,10 @@ pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
 unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
     match NonNull::new(block.cast()) {
         Some(block) if alloc::owns(block.addr().get()) => {
+            // What was put off: from here on something is kept.
+            if keeper_is_due() {
+                look_for_limit();
+            }
             // SAFETY: heap-block: passed on from our caller; what is no block is found there.
             unsafe { alloc::free(block) };
             // Where memory was used up there is some for it now. And it may be the last large one: the next object will do.

@@ -1,4 +1,4 @@
-//! A program that has the heap by one line, near the limit of a control group. Without a keeper.
+//! A program that has the heap by one line, near the limit of a control group. Without a keeper, unless a test asks for it.
 
 #[path = "../../../tests/limited_group.rs"]
 mod limited_group;
@@ -82,6 +82,42 @@ fn the_limit_is_looked_for_when_a_block_at_a_large_alignment_grows() {
             assert_eq!(HEAP.realloc(block, layout, 7 * MIB), block);
         }
         assert!(!limit::is_due(), "nobody has looked");
+    });
+}
+
+#[test]
+fn a_block_that_makes_a_keeper_due_does_not_wait_for_the_look_and_who_frees_it_does() {
+    own_process::run("a_block_that_makes_a_keeper_due_does_not_wait_for_the_look_and_who_frees_it_does", || {
+        let Some(group) = Group::limited(256 * MIB) else { return skip::skip("cgroup", REASON) };
+        group.join();
+        selfpage_heap::keep();
+        // Nobody touches it.
+        let block: Vec<u8> = Vec::with_capacity(300 * MIB);
+        assert!(limit::is_due(), "it has waited");
+        drop(std::hint::black_box(block));
+        assert!(!limit::is_due(), "nobody has looked");
+        // Below the limit by a sixteenth of it, and what objects open first.
+        let kept_mib = selfpage_heap::stats().large_retained_bytes / MIB;
+        assert!((128..=208).contains(&kept_mib), "{kept_mib} MiB are kept");
+    });
+}
+
+#[test]
+fn the_block_behind_one_that_did_not_wait_finds_the_limit_known() {
+    own_process::run("the_block_behind_one_that_did_not_wait_finds_the_limit_known", || {
+        let Some(group) = Group::limited(512 * MIB) else { return skip::skip("cgroup", REASON) };
+        group.join();
+        selfpage_heap::keep();
+        let objects: Vec<Vec<u8>> = (0..800).map(|_| vec![1; 250_000]).collect();
+        // It counts as if it had been touched.
+        let block: Vec<u8> = Vec::with_capacity(300 * MIB);
+        assert!(limit::is_due(), "it has waited");
+        drop(std::hint::black_box(objects));
+        let next: Vec<u8> = Vec::with_capacity(2 * MIB);
+        assert!(!limit::is_due(), "nobody has looked");
+        let left_mib = resident_mib();
+        assert!(left_mib < 50, "{left_mib} MiB are left of what objects have freed");
+        drop(std::hint::black_box((block, next)));
     });
 }
 

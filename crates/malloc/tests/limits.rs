@@ -110,6 +110,13 @@ fn nor_does_one_that_has_taken_enough_before_it_forbids_itself_to() {
     }
 }
 
+#[test]
+fn and_where_there_is_to_be_no_keeper_it_may_have_been_one_long_block() {
+    let mut command = preloaded(compile("limits.c", &[]));
+    command.args(["opens-nothing", "100", "300"]).envs([("SELFPAGE_RETAIN", "64M"), ("SELFPAGE_KEEPER", "0")]);
+    lives(command);
+}
+
 /// As CAVEATS.md promises.
 #[test]
 fn where_nothing_is_kept_a_program_may_forbid_itself_all_calls_but_those_for_memory() {
