@@ -76,12 +76,14 @@ unsafe impl GlobalAlloc for Allocator {
             // SAFETY: heap-block: passed on from our caller.
             return unsafe { reallocate(block.cast(), size).cast() };
         }
-        if layout.size().min(size) >= LARGE_BYTES && large::selfpage_large_usable(block.cast()) != 0 {
+        let is_large = layout.size().min(size) >= LARGE_BYTES && selfpage::alloc::owns(block.addr());
+        if is_large {
+            let before = layout.size();
             // SAFETY: heap-block: passed on from our caller, and large as was just found.
             let resized = unsafe {
                 match layout.align() {
-                    ..=PAGE => large::selfpage_large_reallocate(block.cast(), size).cast(),
-                    _ if large::resize_in_place(block, size) => block,
+                    ..=PAGE => large::selfpage_large_reallocate(block.cast(), before, size).cast(),
+                    _ if large::resize_in_place(block, before, size) => block,
                     _ => std::ptr::null_mut(),
                 }
             };

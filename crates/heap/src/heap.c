@@ -64,7 +64,7 @@ static void lock_release(mi_lock_t *lock);
 // line, and the program has it preloaded, either half of either is to find its own other half.
 #pragma GCC visibility push(hidden)
 extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
-extern void *selfpage_large_reallocate(void *block, size_t size);
+extern void *selfpage_large_reallocate(void *block, size_t before, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
 extern bool selfpage_large_owns(const void *block);
@@ -419,8 +419,8 @@ void *selfpage_heap_realloc(void *block, size_t size) {
     if (is_object(block)) {
         // It stays where it fits and is not too large.
         if (size <= before && size >= before / 2) return block;
-    } else if (size >= LARGE_BYTES && selfpage_large_usable(block) != 0) {
-        void *resized = selfpage_large_reallocate(block, size);
+    } else if (size >= LARGE_BYTES && selfpage_large_owns(block)) {
+        void *resized = selfpage_large_reallocate(block, before, size);
         if (mi_likely(is_settled(resized, errno_before))) return resized;
     }
     void *new_block = selfpage_heap_malloc(size);

@@ -220,18 +220,18 @@ extern "C" fn selfpage_heap_may_have_medium_pages() -> bool {
 /// Makes a block larger or smaller; frames move where it does. Null: it is as it was.
 ///
 /// # Safety
-/// *heap-block*: a live block of the page allocator, of which only the result is used afterwards.
+/// *heap-block*: a live block of the page allocator, `before` bytes long, of which only the result is used afterwards.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, before: usize, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
     // SAFETY: heap-block: the caller found it to be a block of the page allocator.
-    or_enomem(block.and_then(|block| with_room(block, size, || unsafe { alloc::resize(block, size) })))
+    or_enomem(block.and_then(|block| with_room(size.saturating_sub(before), || unsafe { alloc::resize(block, size) })))
 }
 
-/// Resizes a block, with what comes before and behind that.
-fn with_room<T>(block: NonNull<u8>, size: usize, resize: impl FnOnce() -> T) -> T {
+/// Resizes a block that lacks so much, with what comes before and behind that.
+fn with_room<T>(bytes: usize, resize: impl FnOnce() -> T) -> T {
     look_around();
-    make_room(size.saturating_sub(alloc::usable_bytes(block).unwrap_or(0)));
+    make_room(bytes);
     let resized = resize();
     look_behind_block();
     resized
@@ -240,11 +240,11 @@ fn with_room<T>(block: NonNull<u8>, size: usize, resize: impl FnOnce() -> T) -> 
 /// Makes a block larger or smaller where it is. `false`: it is as it was.
 ///
 /// # Safety
-/// *heap-block*: a live block of the page allocator, and nobody uses what is cut off.
-pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
+/// *heap-block*: a live block of the page allocator, `before` bytes long, and nobody uses what is cut off.
+pub unsafe fn resize_in_place(block: *mut u8, before: usize, size: usize) -> bool {
     NonNull::new(block).is_some_and(|block| {
         // SAFETY: heap-block: passed on from our caller.
-        with_room(block, size, || unsafe { alloc::resize_in_place(block, size) })
+        with_room(size.saturating_sub(before), || unsafe { alloc::resize_in_place(block, size) })
     })
 }
 
@@ -278,7 +278,7 @@ extern "C" fn selfpage_large_is_all() -> bool {
 
 /// How long one of these blocks is; 0: it is none of them, or was freed.
 #[unsafe(no_mangle)]
-pub extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
+extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
     NonNull::new(block.cast_mut().cast()).and_then(alloc::usable_bytes).unwrap_or(0)
 }
 

@@ -11,7 +11,7 @@ use super::pages::{Given, Pages};
 use super::reservation::{LEAST_ROOM, may_contain};
 use super::rounds::Rounds;
 use super::run::Run;
-use super::stats::Stats;
+use super::stats::{NOTED, Stats};
 use super::workers::WORKERS;
 
 /// All of the allocator.
@@ -75,9 +75,10 @@ pub(super) fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Giv
     Some(given)
 }
 
-/// Drops what is too many, without the lock, and gives the lock back.
+/// Notes what others ask for, drops what is too many, without the lock, and gives the lock back.
 #[inline]
 pub(super) fn settle(pages: Held<'static, Pages>) {
+    NOTED.note(&pages);
     let excess = pages.retention.excess_bytes();
     if excess != 0 {
         drop_excess(pages);
@@ -233,9 +234,10 @@ pub fn culprit(addr: usize) -> Option<Culprit> {
     pages.run(addr).map_or(Some(culprit), |run| Run::at(run).culprit(addr))
 }
 
-/// Whether `addr` is of this allocator's addresses, in use or not.
+/// Whether `addr` is of this allocator's addresses, in use or not. No lock is taken.
+#[inline]
 pub fn owns(addr: usize) -> bool {
-    pages_of(addr).is_some_and(|pages| pages.owns(addr))
+    may_contain(addr)
 }
 
 /// Whether blocks have all the addresses that they can come to have: one that cannot be had is not to be looked for elsewhere then. A process that
@@ -379,6 +381,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::alloc::{fork, keeper, limit};
+    use crate::child;
 
     /// Objects that lie beside the heap's range are asked about at every `free`.
     #[test]
@@ -400,5 +404,30 @@ mod tests {
         );
         // SAFETY: our block, which nobody uses any more.
         unsafe { free(block) };
+    }
+
+    /// What the object heap asks around each block. Frames move under the lock, which may take its time.
+    #[test]
+    fn who_asks_what_a_block_has_made_due_waits_for_nobody() {
+        fork::register();
+        // Alone: other blocks count as well, and nobody is to have looked.
+        child::forked(|| {
+            set_retention(None);
+            let block = allocate(256 << 20, 1).unwrap();
+            let addr = block.as_ptr() as usize;
+            let (tells, told) = mpsc::channel();
+            let held = PAGES.take();
+            std::thread::spawn(move || {
+                let passes = limit::would_pass(usize::MAX, 1);
+                tells.send((limit::is_due(), keeper::pays(), passes, owns(addr))).unwrap();
+            });
+            assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok((true, true, false, true)));
+            drop(held);
+            // And what has changed is known when it is.
+            stay_below(Some(1 << 30), usize::MAX);
+            assert!(limit::would_pass(1 << 30, 1));
+            set_retention(Some(0));
+            assert!(!limit::is_due() && keeper::pays());
+        });
     }
 }

@@ -14,6 +14,7 @@ use super::frames::{self, TABLE_BYTES};
 use super::limit;
 use super::pressure::{Reports, Watch, Wishes};
 use super::rounds::Rounds;
+use super::stats::NOTED;
 use super::workers::WORKERS;
 use crate::fork::Once;
 use crate::pthread::{self, Pthread};
@@ -58,9 +59,8 @@ pub fn pays() -> bool {
     if STATE.load(Ordering::Relaxed) != NONE {
         return false;
     }
-    let pages = PAGES.take();
-    let from_bytes = PAYS_FROM_BYTES.min(pages.retention.limit_bytes as u64 / PAYS_FROM_PART);
-    pages.counts.cold_bytes >= from_bytes.max(NOT_BEFORE_BYTES.load(Ordering::Relaxed))
+    let from_bytes = PAYS_FROM_BYTES.min(NOTED.limit_bytes.load(Ordering::Relaxed) as u64 / PAYS_FROM_PART);
+    NOTED.cold_bytes.load(Ordering::Relaxed) >= from_bytes.max(NOT_BEFORE_BYTES.load(Ordering::Relaxed))
 }
 
 /// Reads what the environment says of memory pressure, once and for all: for whoever may have to start the keeper in the middle of an

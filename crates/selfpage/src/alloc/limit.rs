@@ -10,6 +10,7 @@ use super::cgroup::{self, Unknown};
 use super::file::File;
 use super::frames;
 use super::rounds::Rounds;
+use super::stats::NOTED;
 
 /// This part of a limit is left alone.
 const LEFT: usize = 16;
@@ -32,11 +33,9 @@ pub(super) fn left_bytes(limit_bytes: usize) -> usize {
 /// Whether it is time for [`look`]: the process has taken some MiB, something is to be kept ([`super::set_retention`]), and nobody has
 /// looked.
 pub fn is_due() -> bool {
-    if LOOKED.load(Ordering::Relaxed) {
-        return false;
-    }
-    let pages = PAGES.take();
-    pages.is_worth_a_look() && pages.counts.cold_bytes >= NOT_BEFORE_BYTES.load(Ordering::Relaxed)
+    !LOOKED.load(Ordering::Relaxed)
+        && NOTED.is_worth_a_look.load(Ordering::Relaxed)
+        && NOTED.cold_bytes.load(Ordering::Relaxed) >= NOT_BEFORE_BYTES.load(Ordering::Relaxed)
 }
 
 /// Looks for the limit, unless somebody did. From now on blocks and what is kept stay below it, by a sixteenth of it and by what the
@@ -85,6 +84,9 @@ pub fn share(heap_bytes: usize) {
 /// # Context
 /// As for [`super::allocate`].
 pub fn would_pass(heap_bytes: usize, bytes: usize) -> bool {
+    if NOTED.limit_bytes.load(Ordering::Relaxed) == usize::MAX {
+        return false;
+    }
     let retention = &PAGES.take().retention;
     let limit_bytes = retention.limit_bytes;
     let all_bytes = retention.framed_bytes.saturating_add(heap_bytes).saturating_add(bytes);

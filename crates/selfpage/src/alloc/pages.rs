@@ -288,10 +288,6 @@ impl Pages {
         }
     }
 
-    pub(super) fn owns(&self, addr: usize) -> bool {
-        self.reservation.as_ref().is_some_and(|reservation| reservation.contains(addr))
-    }
-
     pub(super) fn has_all_addresses(&mut self) -> bool {
         self.ready().is_some_and(|(reservation, _)| reservation.is_whole())
     }

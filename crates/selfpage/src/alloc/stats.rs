@@ -1,5 +1,9 @@
 //! What the allocator has, and what it has done.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::pages::Pages;
+
 /// What the page allocator has at this moment, and what it has done since the process began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -38,4 +42,31 @@ pub struct Counts {
 impl Counts {
     pub(super) const NONE: Counts =
         Counts { warm: 0, cold: 0, cold_bytes: 0, in_place: 0, moved: 0, lent_bytes: 0, dropped_bytes: 0 };
+}
+
+/// What is asked around each block, as it was when the last one came or went. It is written under the allocator's lock, and read without:
+/// frames move under that, which others need not wait for.
+#[derive(Debug)]
+pub(super) struct Noted {
+    /// [`Counts::cold_bytes`].
+    pub(super) cold_bytes: AtomicU64,
+    /// What the process's control groups may have; the most that there is: they have no limit.
+    pub(super) limit_bytes: AtomicUsize,
+    /// [`Pages::is_worth_a_look`].
+    pub(super) is_worth_a_look: AtomicBool,
+}
+
+pub(super) static NOTED: Noted = Noted {
+    cold_bytes: AtomicU64::new(0),
+    limit_bytes: AtomicUsize::new(usize::MAX),
+    is_worth_a_look: AtomicBool::new(false),
+};
+
+impl Noted {
+    #[inline]
+    pub(super) fn note(&self, pages: &Pages) {
+        self.cold_bytes.store(pages.counts.cold_bytes, Ordering::Relaxed);
+        self.limit_bytes.store(pages.retention.limit_bytes, Ordering::Relaxed);
+        self.is_worth_a_look.store(pages.is_worth_a_look(), Ordering::Relaxed);
+    }
 }
