@@ -220,7 +220,9 @@ fn nobody_is_in_a_domain_that_was_left_around_a_fork_in_a_handler() {
 #[cfg(target_arch = "x86_64")]
 mod steps {
     use std::arch::asm;
+    use std::cell::Cell;
     use std::hint::black_box;
+    use std::sync::OnceLock;
 
     use super::*;
 
@@ -235,35 +237,97 @@ mod steps {
         }
     }
 
+    type OnStep = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+    /// Has `on_step` called after each instruction of `work`, and `check` in the children that it forks.
+    fn step<T>(on_step: OnStep, on: T, work: impl FnOnce(&T), check: impl FnOnce(T)) {
+        // SAFETY: a handler that does what the test is about.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_step as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(libc::SIGTRAP, &action, std::ptr::null_mut()), 0);
+        }
+        child::child_ends_after(|| {
+            // SAFETY: the CPU traps after each instruction from here on, which `on_step` answers.
+            unsafe { asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
+            work(&on);
+            // SAFETY: and no longer.
+            unsafe { asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
+            if child::IS_CHILD.load(SeqCst) {
+                check(on);
+            }
+        });
+        let forks = child::FORKS.load(SeqCst);
+        assert!(forks > 20, "{forks} forks");
+        println!("{forks} forks");
+    }
+
+    /// Whether there are keys.
+    fn has_keys() -> bool {
+        let has_keys = mechanism() == Mechanism::Keys;
+        if !has_keys {
+            let why = "this CPU has no protection keys, or the kernel does not use them; cargo xtask qemu-test --keys";
+            skip::skip("pku", why);
+        }
+        has_keys
+    }
+
     #[test]
     fn nobody_is_in_a_domain_that_was_left_around_a_fork_after_any_instruction() {
-        if mechanism() != Mechanism::Keys {
-            let why = "this CPU has no protection keys, or the kernel does not use them; cargo xtask qemu-test --keys";
-            return skip::skip("pku", why);
+        if !has_keys() {
+            return;
         }
         child::forked(|| {
-            // SAFETY: a handler that does what the test is about.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = forks as *const () as usize;
-                action.sa_flags = libc::SA_SIGINFO;
-                assert_eq!(libc::sigaction(libc::SIGTRAP, &action, std::ptr::null_mut()), 0);
-            }
             let (domain, memory) = reader();
             // The first time is slow.
             drop(domain.enter().unwrap());
-            child::child_ends_after(|| {
-                // SAFETY: the CPU traps after each instruction from here on, which `forks` answers.
-                unsafe { asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
-                drop(black_box(domain.enter()));
-                // SAFETY: and no longer.
-                unsafe { asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
-                let is_well = !child::IS_CHILD.load(SeqCst) || ends(domain, memory);
-                assert!(is_well, "a domain that nobody is in keeps its memory");
+            let leaves = |domain: &ProtectionDomain| drop(black_box(domain.enter()));
+            let check = |domain| assert!(ends(domain, memory), "a domain that nobody is in keeps its memory");
+            step(forks, domain, leaves, check);
+        });
+    }
+
+    /// Domains with memory of their own, for which there is no key left where a thread is in all of them and in one more.
+    static OTHERS: OnceLock<Vec<(ProtectionDomain, Memory)>> = OnceLock::new();
+
+    /// Forks, and the child is in as many of the others at once as it can before it goes on.
+    extern "C" fn forks_and_takes_keys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        forks(signal, info, context);
+        if child::IS_CHILD.load(SeqCst) {
+            let others = OTHERS.get().into_iter().flatten();
+            let mut entered: Vec<_> = others.map_while(|(domain, _)| domain.enter().ok()).collect();
+            while entered.pop().is_some() {}
+        }
+    }
+
+    #[test]
+    fn a_domain_that_is_entered_around_a_fork_has_its_own_keys() {
+        if !has_keys() {
+            return;
+        }
+        child::forked(|| {
+            tried::catch();
+            let (own, domain) = (plain("own"), ProtectionDomain::new("own"));
+            domain.set(&own, Rights::READ | Rights::WRITE).unwrap();
+            let others = OTHERS.get_or_init(|| {
+                let other = |_| {
+                    let (memory, domain) = (plain("other"), ProtectionDomain::new("other"));
+                    domain.set(&memory, Rights::READ | Rights::WRITE).unwrap();
+                    (domain, memory)
+                };
+                (0..15).map(other).collect()
             });
-            let forks = child::FORKS.load(SeqCst);
-            assert!(forks > 20, "{forks} forks");
-            println!("{forks} forks");
+            // The first time is slow.
+            drop(domain.enter().unwrap());
+            let word = |memory: &Memory| memory.range().start as *const u64;
+            let check = |_within| {
+                assert_eq!(tried::read(word(&own)), Ok(0), "its own");
+                for (at, (_, memory)) in others.iter().enumerate() {
+                    assert_eq!(tried::read(word(memory)), Err(libc::SIGSEGV), "other {at}");
+                }
+            };
+            step(forks_and_takes_keys, Cell::new(None), |within| within.set(black_box(domain.enter()).ok()), check);
         });
     }
 }

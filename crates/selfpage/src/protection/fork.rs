@@ -40,10 +40,16 @@ pub(super) fn passed() -> u32 {
 /// Counts how many times the calling thread, the only one of a forked child, is in a domain.
 #[cold]
 pub(super) fn anew(here: &thread::Here, core: &Core) {
-    let _table = table::hold();
-    core.set_users(times(here, core));
-    // While it did not count, its keys may have come to other memory.
+    let mut table = table::hold();
+    let times = times(here, core);
+    core.set_users(times);
     if let Some(register) = super::register() {
+        // While it did not count, its keys may have come to other memory, and its word says nothing of what they are about now.
+        if times > 0
+            && let Err(why) = table.make_resident(core)
+        {
+            crate::die(&format!("a forked child's thread cannot stay in its protection domain: {why}"));
+        }
         keys::load_current(register, here);
     }
 }
