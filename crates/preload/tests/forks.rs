@@ -26,6 +26,17 @@ fn a_thread_that_is_cancelled_forks_first() {
     case("cancelled");
 }
 
+/// A store in a file it could not open anew.
+#[test]
+fn a_child_that_shares_the_programs_memory_forks() {
+    if run::possible() {
+        let options = ["--frames", "8M", "--store", "memory"];
+        let program = run::compile("forks", &[]);
+        let ran = run::run_with("/".as_ref(), &options, program, &["between_vfork_and_exec"]).ok();
+        assert_eq!(ran.text(), "ok\n");
+    }
+}
+
 #[test]
 fn what_is_empty_in_a_child_is_so_before_its_first_handler() {
     case("wiped_before_handlers");

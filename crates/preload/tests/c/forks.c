@@ -411,11 +411,31 @@ static void in_a_full_family(void) {
   CHECK(!close(file) && !fork_at_limit(p));
 }
 
+// As a program that starts others may, so that they are no children of its own.
+static void between_vfork_and_exec(void) {
+  char *volatile p = malloc(12 * MIB);
+  CHECK(p && memset(p, 7, 12 * MIB));
+  pid_t child = vfork();
+  CHECK(child >= 0);
+  if (!child) {
+    pid_t own = fork();
+    if (!own) {
+      for (size_t at = 0; at < 12 * MIB; at += P) if (p[at] != 7) _exit(2);
+      _exit(0);
+    }
+    int status;
+    _exit(own < 0 || waitpid(own, &status, 0) != own || status);
+  }
+  wait_ok(child);
+  for (size_t at = 0; at < 12 * MIB; at += P) CHECK(p[at] == 7);
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
   {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"errno_without_a_child", errno_without_a_child}, {"at_limits", at_limits}, {"at_this_limit", at_this_limit},
   {"at_data_limits", at_data_limits}, {"opens_little", opens_little}, {"with_pidfd", with_pidfd},
-  {"after_landlock", after_landlock}, {"many_children", many_children}, {"in_a_full_family", in_a_full_family}};
+  {"after_landlock", after_landlock}, {"many_children", many_children}, {"in_a_full_family", in_a_full_family},
+  {"between_vfork_and_exec", between_vfork_and_exec}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);
