@@ -155,8 +155,17 @@ impl DomainState {
 
     /// Ends the claim of a page that loses its frame.
     pub(crate) fn settle_absent(&self, region: &Region, page: PageNo, frame: Frame) {
+        self.settle_as(region, page, frame, Word::ABSENT);
+    }
+
+    /// The same, of one that could not be had. Its word says so at once: from then on another may have the page, and let it go again.
+    pub(crate) fn settle_failed(&self, region: &Region, page: PageNo, frame: Frame) {
+        self.settle_as(region, page, frame, Word::ABSENT.with_failure());
+    }
+
+    fn settle_as(&self, region: &Region, page: PageNo, frame: Frame, absent: Word) {
         self.frames.set_owner(frame, None);
-        let _ = self.settle(region, page, Word::ABSENT);
+        let _ = self.settle(region, page, absent);
         self.stack.give(self.mmu, frame, 1);
     }
 

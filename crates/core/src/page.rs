@@ -125,6 +125,10 @@ impl Word {
     pub const fn with_save(self) -> Word {
         Word(self.0 | IN_SAVE)
     }
+    /// The same, absent: whoever wanted it last could not have it.
+    pub const fn with_failure(self) -> Word {
+        Word(self.0 | FAILED)
+    }
     /// The state.
     pub const fn state(self) -> State {
         match self.0 & STATE {
@@ -286,7 +290,8 @@ impl PageWord {
         seen.pins() > 0 && self.exchange(seen, Word(seen.0 - (1 << PIN_SHIFT)))
     }
 
-    /// Notes that an absent page could not be had, until somebody has settled it anew. `false`: the word changed.
+    /// Notes that an absent page could not be had, which nobody has claimed for it, until somebody has settled it anew. `false`: the word
+    /// changed.
     #[must_use]
     pub fn fail(&self, seen: Word) -> bool {
         debug_assert!(seen.state() == State::Absent);

@@ -288,10 +288,14 @@ pub(super) fn fetch<const N: usize>(
     }
     let bytes = match filled {
         Ok(bytes) => bytes,
-        Err(error) => {
+        Err(PagerError::WrongContext) if context == Context::Trap => {
             batch.abandon(domain, region);
-            if error == PagerError::WrongContext && context == Context::Trap {
-                return Err(Step::HandOver);
+            return Err(Step::HandOver);
+        }
+        Err(error) => {
+            // The page itself: the others are abandoned.
+            for &(page, frame) in batch.pages() {
+                domain.settle_failed(region, page, frame);
             }
             return Err(Step::Done(Outcome::Failed(Failure::Pager(error))));
         }

@@ -11,7 +11,7 @@ use core::num::NonZeroU32;
 use super::evict::is_mapped_over;
 use super::fill::ask;
 use super::image::copy_resident;
-use super::poison::cure;
+use super::poison::{cure, settle_refused};
 use super::{Failure, Outcome, Step};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
@@ -47,12 +47,16 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     let Some(word) = clone.word(page) else { return Step::Again };
     let index = clone.index(page);
     let Some(source) = clone.source() else {
+        let seen = word.load();
         if !clone.sets.inherited.contains(index) {
             // It got the page since its caller looked, and the source has another clone by now.
             return Step::Again;
         }
         // It went with pages that could not be had.
-        return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Orphaned)));
+        return match seen.state() == State::Absent && !word.fail(seen) {
+            true => Step::Again,
+            false => Step::Done(Outcome::Failed(Failure::Pager(PagerError::Orphaned))),
+        };
     };
     race();
     let moved = domain.cut.moved.count();
@@ -82,8 +86,10 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
         false => Err(Step::Again),
     };
     if let Err(step) = copied {
-        domain.settle(clone, page, Word::ABSENT);
-        domain.stack.give(domain.mmu, frame, 1);
+        match step {
+            Step::Done(Outcome::Failed(_)) => domain.settle_failed(clone, page, frame),
+            _ => domain.settle_absent(clone, page, frame),
+        }
         return step;
     }
     domain.frames.set_owner(frame, Some(page));
@@ -97,7 +103,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
             clone.sets.inherited.remove(index);
             clone.sets.changed.insert(index);
         }
-        domain.settle_absent(clone, page, frame);
+        settle_refused(domain, clone, page, frame, partial.why);
         return super::refused_whole(domain, clone, page, partial.why);
     }
     clone.sets.inherited.remove(index);

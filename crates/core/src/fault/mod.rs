@@ -182,24 +182,8 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
     outcome
 }
 
+/// An absent page with which it fails has that in its word, for [`poison`](mod@poison).
 fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, began_ns: &mut Option<u64>) -> Outcome {
-    let mut of = None;
-    let outcome = try_to_bring(domain, context, fault, absent, began_ns, &mut of);
-    if let (Outcome::Failed(_), Some(of)) = (outcome, of) {
-        poison::note_failure(domain, fault.addr.page(), of);
-    }
-    outcome
-}
-
-/// Tells also in which region it was: another may come there as soon as the gate is left.
-fn try_to_bring(
-    domain: &DomainState,
-    context: Context,
-    fault: Fault,
-    absent: Absent,
-    began_ns: &mut Option<u64>,
-    tried_in: &mut Option<Serial>,
-) -> Outcome {
     let page = fault.addr.page();
     let mut frame_wait = FrameWait::default();
     loop {
@@ -207,8 +191,8 @@ fn try_to_bring(
         let Some(region) = domain.regions.find(page) else {
             break Outcome::NotOurs;
         };
+        // Another region may come to its addresses as soon as the gate is left.
         let of = region.serial();
-        *tried_in = Some(of);
         if !region.allows(fault.access) {
             break Outcome::Violation;
         }
@@ -235,6 +219,7 @@ fn try_to_bring(
                 if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen)
                     && !copy_first::forgo(domain, page, of)
                 {
+                    poison::note_failure(domain, page, of);
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
@@ -257,10 +242,11 @@ fn try_to_bring(
             (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
             // A pager thread, or one that makes a call for the program: there is nobody else who could.
             (Step::HandOver, _) if context != Context::Trap => {
+                poison::note_failure(domain, page, of);
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
             }
             (Step::HandOver, _) => match handover::hand_over(domain, page, of, fault.access) {
-                // What is there now may be somebody else's, and no look at the page would tell.
+                // What is there now may be somebody else's, and no look at the page would tell. A failure the pager thread has noted.
                 Some(outcome @ (Outcome::Failed(_) | Outcome::Retry)) => break outcome,
                 Some(_) => {}
                 None => {
@@ -310,7 +296,10 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         && let Some(step) = inherit::give(domain, context, region, page)
     {
         // The write needs a frame here and one for the clone: where there is one, each of the two would go for the other, for ever.
-        return step;
+        return match step {
+            Step::Done(Outcome::Failed(_)) if seen.state() == State::Absent && !word.fail(seen) => Step::Again,
+            step => step,
+        };
     }
     match seen.state() {
         State::Absent if region.sets.inherited.contains(region.index(page)) => {
@@ -575,7 +564,7 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
         // Nobody but the kernel under memory pressure could have taken it; the pager fills it anew.
         let _ = domain.mmu.populate(frame, 1);
     }
-    domain.settle_absent(region, page, frame);
+    poison::settle_refused(domain, region, page, frame, why);
     if why != Refusal::Pinned && why != Refusal::Hole {
         domain.mmu.wake_faulters(region.trap, page, 1);
     }

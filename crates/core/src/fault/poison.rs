@@ -3,12 +3,22 @@
 use super::Step;
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
-use crate::mmu::Trap;
+use crate::mmu::{Refusal, Trap};
 use crate::page::{State, Word};
 use crate::pager::Context;
 use crate::region::{Region, Serial};
 
-/// Notes that whoever wanted `page` of this region could not have it, for [`poison`] to tell whether that is so still.
+/// Ends the claim of a page that the machine would not map, and that loses its frame.
+pub(super) fn settle_refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why: Refusal) {
+    match why {
+        // With these the access fails.
+        Refusal::NoMemory | Refusal::Denied => domain.settle_failed(region, page, frame),
+        _ => domain.settle_absent(region, page, frame),
+    }
+}
+
+/// Notes that whoever wanted `page` of this region could not have it, for [`poison`] to tell whether that is so still. Whoever has claimed
+/// the page for that says so as the claim ends: the page may have come and gone by the time that it comes here.
 ///
 /// # Context
 /// Any, outside the gate.

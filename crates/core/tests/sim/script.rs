@@ -10,7 +10,7 @@ use selfpage_core::fault::evict::trim_standby;
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::relocate::{self, Unmoved};
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, image, inherit, range};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, image, inherit, poison, range};
 use selfpage_core::page::State;
 use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Region};
@@ -175,6 +175,33 @@ fn a_failure_says_nothing_of_the_next_region_at_its_addresses() {
             scheduler::run_by_looks().unwrap();
         });
     }
+}
+
+/// Others have a page as soon as whoever cannot have it lets go of it. It is not made to fail then, wherever it is by now.
+#[test]
+fn a_page_that_was_had_since_it_failed_fails_no_more() {
+    on_stage(0, |stage| {
+        let (domain, fails) = (&stage.world.domain, &stage.world.weather.fill_fails_once_in);
+        let fault = Fault { addr: stage.page.addr(), access: Access::Read, thread: 0 };
+        fails.set(1);
+        scheduler::spawn("fails", Role::Domain, move || {
+            let outcome = fault::resolve(domain, Context::PagerThread, fault);
+            assert!(matches!(outcome, Outcome::Failed(Failure::Pager(_))), "{outcome:?}");
+            assert!(poison::poison(domain, stage.page, || ()));
+        });
+        scheduler::spawn("has it", Role::Domain, move || {
+            // Until the next look behind the failure.
+            let has_failed = || stage.world.part(stage.page).pager.failed_ns(stage.index()) > 0;
+            while !has_failed() || stage.word().0 != State::Absent {
+                scheduler::block(Does::Watching);
+            }
+            fails.set(0);
+            assert_eq!(fault::resolve(domain, Context::PagerThread, fault), Outcome::Resolved);
+            stage.evict();
+        });
+        scheduler::run_by_looks().unwrap();
+        assert_eq!((stage.word().0, fails.get()), (State::Absent, 0));
+    });
 }
 
 /// What was passed, or handed over, in one region is asked in the next.
