@@ -44,11 +44,16 @@ pub fn are_in_force() -> bool {
     IN_FORCE.load(Ordering::SeqCst)
 }
 
+/// Whether there are any that we know of: those of [`are_set`], or some that were there when the program was executed.
+fn are_known() -> bool {
+    are_set() || INHERITED.load(Ordering::SeqCst) != 0
+}
+
 /// What the calling thread's filters answer to a call of the program's that pager threads make for it, for which they may not hold. They are
 /// asked by the same call with an address, or an offset, that is no page's, `args[of_page]`: the kernel refuses that (`EINVAL`) before it does
 /// anything. `None`: nothing. With no lock held, since an answer may be a signal, or a long time in coming.
 pub fn answer(number: i64, mut args: [usize; 6], of_page: usize) -> Option<isize> {
-    if !are_set() && INHERITED.load(Ordering::SeqCst) == 0 {
+    if !are_known() {
         return None;
     }
     args[of_page] += 1;
@@ -59,7 +64,7 @@ pub fn answer(number: i64, mut args: [usize; 6], of_page: usize) -> Option<isize
 
 /// Whether there may be one now or in a moment, of whomever: also one that was there when the program was executed may end a thread.
 pub fn may_end_threads() -> bool {
-    are_set() || INHERITED.load(Ordering::SeqCst) != 0 || IS_SETTING.get()
+    are_known() || IS_SETTING.get()
 }
 
 /// In a forked child: what another thread was about to set does not count, unless it is in force here.
@@ -79,7 +84,7 @@ pub fn settle_in_child() {
 
 /// Whether the calling thread is under one that it set by an instruction of its own, as far as that can be told.
 pub fn one_came_unheard() -> bool {
-    !are_set() && INHERITED.load(Ordering::SeqCst) == 0 && mode() != 0
+    !are_known() && mode() != 0
 }
 
 /// How system calls of the calling thread are filtered, as the kernel numbers it; 0: they are not.
