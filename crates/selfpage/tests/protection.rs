@@ -14,10 +14,13 @@ use selfpage::{Domain, Kind, Region, Trap};
 #[path = "../../../tests/alone.rs"]
 mod alone;
 mod child;
+mod keyed;
 #[path = "../examples/sandbox.rs"]
 mod sandbox;
 #[path = "../../../tests/skip.rs"]
 mod skip;
+
+use keyed::has_keys;
 
 use alone::alone;
 
@@ -30,12 +33,7 @@ fn read_write() -> Rights {
 
 /// That rights are enforced by keys, or else why not.
 fn keys() -> Option<()> {
-    let why = "this CPU has no protection keys, or the kernel does not use them; cargo xtask qemu-test --keys";
-    let has_keys = mechanism() == Mechanism::Keys;
-    if !has_keys {
-        skip::skip("pku", why);
-    }
-    has_keys.then_some(())
+    has_keys().then_some(())
 }
 
 /// Anonymous memory of the test's, never unmapped.

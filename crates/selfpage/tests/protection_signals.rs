@@ -9,6 +9,7 @@ use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, m
 use selfpage::{Domain, FileAccess, Kind, Trap};
 
 mod child;
+mod keyed;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 #[path = "failure/tried.rs"]
@@ -224,6 +225,7 @@ mod steps {
     use std::hint::black_box;
     use std::sync::OnceLock;
 
+    use super::keyed::has_keys;
     use super::*;
 
     const TRAP: i64 = 0x100;
@@ -261,16 +263,6 @@ mod steps {
         let forks = child::FORKS.load(SeqCst);
         assert!(forks > 20, "{forks} forks");
         println!("{forks} forks");
-    }
-
-    /// Whether there are keys.
-    fn has_keys() -> bool {
-        let has_keys = mechanism() == Mechanism::Keys;
-        if !has_keys {
-            let why = "this CPU has no protection keys, or the kernel does not use them; cargo xtask qemu-test --keys";
-            skip::skip("pku", why);
-        }
-        has_keys
     }
 
     #[test]

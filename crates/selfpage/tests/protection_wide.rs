@@ -3,12 +3,15 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism};
+use selfpage::protection::{Ended, Memory, ProtectionDomain, Rights};
 
 #[path = "../../../tests/alone.rs"]
 mod alone;
+mod keyed;
 #[path = "../../../tests/skip.rs"]
 mod skip;
+
+use keyed::has_keys;
 
 use alone::alone;
 
@@ -25,15 +28,6 @@ fn page(name: &str, prot: i32) -> Memory {
         assert_eq!(libc::mprotect(start, PAGE, prot), 0);
         Memory::plain(name, start as usize..start as usize + PAGE).unwrap()
     }
-}
-
-fn has_keys() -> bool {
-    let has_keys = mechanism() == Mechanism::Keys;
-    if !has_keys {
-        let why = "this CPU has no protection keys, or the kernel does not use them; cargo xtask qemu-test --keys";
-        skip::skip("pku", why);
-    }
-    has_keys
 }
 
 fn executes(code: &Memory) {
