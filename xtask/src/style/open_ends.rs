@@ -7,6 +7,8 @@ use super::source::{Source, words};
 const MARKS: [&str; 4] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
 const MACROS: [&str; 2] = [concat!("to", "do!"), concat!("unimple", "mented!")];
 const IGNORE: &str = concat!("#[ig", "nore");
+/// What a merge leaves at the beginning of a line where it does not know which of two versions to take.
+const CONFLICTS: [&str; 3] = [concat!("<<<", "<<<< "), concat!("|||", "|||| "), concat!(">>>", ">>>> ")];
 /// Folders that exist on a developer's machine only.
 const MACHINE: [&str; 2] = [concat!("/wo", "rk/"), concat!("/tmp/", "wt/")];
 
@@ -20,6 +22,10 @@ pub fn check(source: &Source) -> Vec<Finding> {
     for word in MACROS.iter().chain([&IGNORE]) {
         let left = source.code.match_indices(word).filter(|(at, _)| !follows_word(&source.code, *at, word));
         findings.extend(left.map(|(at, _)| source.finding(at, format!("`{word}`: finish it, or take it out"))));
+    }
+    for mark in CONFLICTS {
+        let left = text.match_indices(mark).filter(|(at, _)| *at == 0 || text[..*at].ends_with('\n'));
+        findings.extend(left.map(|(at, _)| source.finding(at, format!("`{mark}`: choose one of the two versions"))));
     }
     for folder in MACHINE {
         let paths = text.match_indices(folder).filter(|(at, _)| !inside_path(text, *at));
@@ -43,6 +49,14 @@ mod tests {
 
     fn found(text: &str) -> usize {
         check(&Source::new("a.rs", text)).len()
+    }
+
+    #[test]
+    fn a_conflict_that_was_left_is_found() {
+        for mark in CONFLICTS {
+            assert_eq!(found(&format!("{mark}main\n")) + found(&format!("one\n{mark}main\n")), 2, "{mark}");
+            assert_eq!(found(&format!("a line with {mark}in it")), 0);
+        }
     }
 
     #[test]
