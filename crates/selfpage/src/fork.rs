@@ -128,10 +128,9 @@ extern "C" fn prepare() {
 }
 
 fn pause() -> Pause {
-    let lineage = lineage::own();
     // It is inside a gate that is to be closed, or has the policy that is to be held: it would wait for itself. In a child without its parent's
     // domains any thread may have the number of one.
-    if lineage != 0 && thread::is_pager_thread(own_thread::id()) {
+    if lineage::own() != 0 && thread::is_pager_thread(own_thread::id()) {
         crate::die("a pager, policy or store of the program's own forked on a pager thread");
     }
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
@@ -139,6 +138,8 @@ fn pause() -> Pause {
     let uncancelled = Uncancelled::begin();
     // Before the gates close.
     let (turn, locks) = Turn::begin();
+    // Only now: the first domain may have come while this waited, and each that is listed has begun it.
+    let lineage = lineage::own();
     let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| inner.is_served()).collect();
     // While frames can be had for it.
     let stack = KeptStack::keep(&alive);

@@ -3,17 +3,17 @@
 use std::ffi::c_void;
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Trap};
+use selfpage::{Domain, Region, Trap, attend_forks};
 
 use crate::child::forked;
-use crate::scenario::{PAGE, here, in_child};
+use crate::scenario::{PAGE, here, in_child, is_at, number_pages, own_number, until};
 
 static WORD: OnceLock<Mutex<PipeWriter>> = OnceLock::new();
 
@@ -172,6 +172,51 @@ fn forks_while_domains_come_and_go() {
             }
             ended.store(true, SeqCst);
         });
+    })
+    .well();
+}
+
+unsafe extern "C" {
+    fn flockfile(stream: *mut libc::FILE);
+    fn funlockfile(stream: *mut libc::FILE);
+}
+
+/// Which domains there are a fork knows once it has the library's locks, for which it waits: first of all for the list.
+#[test]
+fn a_child_has_the_first_domain_which_was_made_while_its_fork_waited() {
+    in_child(here!(), "", || {
+        static MADE: OnceLock<(Domain, Region)> = OnceLock::new();
+        attend_forks();
+        // SAFETY: test: a stream that stays open, and that this thread locks.
+        let stream = unsafe { libc::fopen(c"/dev/null".as_ptr(), c"w".as_ptr()) };
+        assert!(!stream.is_null());
+        // SAFETY: test: as above.
+        unsafe { flockfile(stream) };
+        let begin = |number: &'static AtomicI32, work: fn()| {
+            let thread = std::thread::spawn(move || {
+                number.store(own_number(), SeqCst);
+                work();
+            });
+            until("it waits for another", || is_at(number.load(SeqCst), libc::SYS_futex) == Some(true));
+            thread
+        };
+        static NUMBERS: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
+        // SAFETY: test: all streams.
+        let flushes = begin(&NUMBERS[0], || assert_eq!(unsafe { libc::fflush(std::ptr::null_mut()) }, 0));
+        let forks = begin(&NUMBERS[1], || {
+            forked(|| {
+                let (_, region) = MADE.get().unwrap();
+                region.pin(0, PAGE).unwrap();
+                forked(|| assert_eq!(region.as_slice::<u64>()[0], 1));
+            });
+        });
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let mut region = domain.region(PAGE).zero().unwrap();
+        number_pages(&mut region);
+        assert!(MADE.set((domain, region)).is_ok());
+        // SAFETY: test: as above.
+        unsafe { funlockfile(stream) };
+        [flushes, forks].into_iter().for_each(|thread| thread.join().unwrap());
     })
     .well();
 }
