@@ -82,10 +82,11 @@ impl Domain {
     /// The thread's protection domain lacks the right `META` on one of the regions. A pager, policy or store of the program's own asks for it.
     /// This is a forked child that did not get the domain.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
+        may_begin()?;
         let inner = &self.life().inner;
         let regions: Vec<_> = inner.regions().values().cloned().collect();
         regions.iter().try_for_each(|bound| bound.may_change(inner, "sample"))?;
-        Sample::begin(self.life(), None, sampling)
+        Ok(Sample::begin(self.life(), None, sampling))
     }
 }
 
@@ -96,9 +97,23 @@ impl Region {
     /// The thread's protection domain lacks the right `META` on the region. A pager, policy or store of the program's own asks for it. This is
     /// a forked child that did not get the region.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
+        may_begin()?;
         self.bound.may_change(self.inner(), "sample")?;
-        Sample::begin(self.life(), Some(&self.bound), sampling)
+        Ok(Sample::begin(self.life(), Some(&self.bound), sampling))
     }
+}
+
+/// Refuses to begin a sample before anything is waited for: a fork holds the domains' regions while it waits for a pager.
+///
+/// # Errors
+/// The caller may be a pager, policy or store of the program's own.
+fn may_begin() -> Result<()> {
+    if !thread::may_be_inside() {
+        return Ok(());
+    }
+    let cause = "a pager, policy or store of the program's own would wait for a page that it is just called for: have a thread of \
+                 the program's begin it";
+    Err(Error::new(Kind::Invalid, "begin", "a sample of pages", cause))
 }
 
 impl fmt::Debug for Sample {
@@ -108,12 +123,7 @@ impl fmt::Debug for Sample {
 }
 
 impl Sample {
-    fn begin(life: &Arc<Life>, region: Option<&Arc<Bound>>, sampling: Sampling) -> Result<Sample> {
-        if thread::may_be_inside() {
-            let cause = "a pager, policy or store of the program's own would wait for a page that it is just called for: have a thread of \
-                         the program's begin it";
-            return Err(Error::new(Kind::Invalid, "begin", "a sample of pages", cause));
-        }
+    fn begin(life: &Arc<Life>, region: Option<&Arc<Bound>>, sampling: Sampling) -> Sample {
         let inner = &life.inner;
         let state = inner.state();
         let deadline_ns = state.mmu.now_ns() + SETTLING_NS;
@@ -122,7 +132,7 @@ impl Sample {
             inner.on_pager_thread(move || sample::begin(state, pages))
         };
         let drawn = Drawn::draw(inner, region, sampling, unmap);
-        Ok(Sample { life: life.clone(), drawn })
+        Sample { life: life.clone(), drawn }
     }
 
     /// Whether a page was used since the sample began, by its number in the region; in the sample of a domain, by its address

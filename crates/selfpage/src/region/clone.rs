@@ -16,6 +16,7 @@ use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
 use crate::handler::ONE_CLIENT;
 use crate::store::BackingStore;
+use crate::trap::thread;
 
 impl Region {
     /// A region with the contents that this one has at one instant of the call, as fork gives them to a child: a page of either
@@ -55,6 +56,7 @@ impl Region {
     /// # Ok(()) }
     /// ```
     pub fn cow_clone(&self, store: impl BackingStore + 'static) -> Result<Region> {
+        thread::may_make(|| format!("a clone of region {}", self.bound.name))?;
         let refused = |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name), cause));
         self.bound.may_change(&self.life.inner, "clone")?;
         // Where one is there may be no mapping for a clone either. One that is given up from here on is found at the cut.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
-use selfpage::{Domain, Error, Kind, Policy, Region, Sampling, Trap, Use};
+use selfpage::{Domain, Error, Kind, Policy, Region, Sample, Sampling, Trap, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 use selfpage_core::pager::{Context, PagerError};
 
@@ -23,6 +23,13 @@ const FRAMES: usize = 64;
 fn is_refused<T: Debug>(made: Result<T, Error>) {
     let error = made.unwrap_err();
     assert!(error.kind() == Kind::Invalid && error.to_string().contains("the program's make it"), "{error}");
+}
+
+/// Whether it is refused to begin one there.
+#[track_caller]
+fn has_no_sample(begun: Result<Sample, Error>) {
+    let error = begun.unwrap_err();
+    assert!(error.kind() == Kind::Invalid && error.to_string().contains("the program's begin it"), "{error}");
 }
 
 /// What it does, with a region of the domain that it can drop.
@@ -113,11 +120,8 @@ const WITHIN: [(&str, Within); 4] = [
     ("clones", |_, other| is_refused(other.lock().unwrap().as_ref().unwrap().cow_clone(store()))),
     ("samples", |domain, other| {
         let other = other.lock().unwrap();
-        let region = other.as_ref().unwrap().sample(Sampling::Whole);
-        for sample in [domain.sample(Sampling::Whole), region] {
-            let error = sample.unwrap_err();
-            assert!(error.kind() == Kind::Invalid && error.to_string().contains("the program's begin it"), "{error}");
-        }
+        has_no_sample(domain.sample(Sampling::Whole));
+        has_no_sample(other.as_ref().unwrap().sample(Sampling::Whole));
     }),
 ];
 
@@ -162,8 +166,8 @@ extern "C" fn a_fork_begins() {
     FORKS.store(true, SeqCst);
 }
 
-/// Makes what it can in the midst of a fork.
-struct MakesBesideAFork(OnceLock<Domain>);
+/// Makes what it can in the midst of a fork, with another domain and a region of that.
+struct MakesBesideAFork(Domain, Region);
 
 impl UserPager for &'static MakesBesideAFork {
     fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
@@ -171,8 +175,11 @@ impl UserPager for &'static MakesBesideAFork {
         until("a fork begins", || FORKS.load(SeqCst));
         // Time for the fork to come to this domain's gate.
         std::thread::sleep(Duration::from_millis(300));
-        is_refused(self.0.get().unwrap().region(4 * PAGE).zero());
+        is_refused(self.0.region(4 * PAGE).zero());
         is_refused(Domain::with_frames(16 * PAGE).build());
+        is_refused(self.1.cow_clone(store()));
+        has_no_sample(self.0.sample(Sampling::Whole));
+        has_no_sample(self.1.sample(Sampling::Whole));
         Ok(())
     }
 
@@ -186,7 +193,8 @@ fn own_code_that_makes_regions_of_another_domain_beside_a_fork() {
     for (trap, name) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
         in_child(here!(), name, || {
             let [domain, other] = [(); 2].map(|()| Domain::with_frames(FRAMES * PAGE).build().unwrap());
-            let pager: &'static _ = Box::leak(Box::new(MakesBesideAFork(OnceLock::from(other))));
+            let of_other = other.region(4 * PAGE).stored(store()).unwrap();
+            let pager: &'static _ = Box::leak(Box::new(MakesBesideAFork(other, of_other)));
             let region = domain.region(4 * PAGE).trap(trap).user(pager).unwrap();
             // SAFETY: test: a function without arguments.
             unsafe { libc::pthread_atfork(Some(a_fork_begins), None, None) };
