@@ -10,7 +10,7 @@ use selfpage_core::fault::claim::{with_claim, with_emptied};
 use selfpage_core::fault::range::Undone;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::{Errno, thread};
-use selfpage_core::page::{State, Word};
+use selfpage_core::page::{PageWord, State, Word};
 use selfpage_core::region::Region;
 
 use crate::doctor::limits::MORE_MAPPINGS;
@@ -59,37 +59,64 @@ impl Bound {
         still: impl Fn(&Region, Word) -> bool + Copy + Send,
     ) {
         let (state, index, on_pager_thread) = (inner.state(), self.core().index(page), is_pager_thread(thread::id()));
-        if on_pager_thread && self.core().sets.pending.contains(index) {
+        let awaits_image = move |region: &Region| on_pager_thread && region.sets.pending.contains(index);
+        if awaits_image(self.core()) {
             return;
         }
-        if !self.core().given_up.contains(index) {
-            let offset = index as usize * PAGE_BYTES;
-            // First: the signal may end the program.
-            error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
-        }
-        // Emptied and closed in one: whoever met it empty in between would read zeros.
-        let close = move || with_emptied(state, page, still, || self.close(inner, page));
+        // First: the signal may end the program.
+        self.tell_given_up(page, why);
+        // Whether it is to be given up in the clone, too: not where the clone has had it since, and who may write there has written.
+        let lacks = move |heir: &Region| {
+            let here = self.core().word(page).map(PageWord::load);
+            heir.sets.inherited.contains(index)
+                && !awaits_image(heir)
+                && here.is_some_and(|here| still(self.core(), here))
+        };
         loop {
-            // Threads for handlers may not have our descriptors, and a pager thread would wait for itself.
-            match if on_pager_thread { close() } else { inner.on_pager_thread(close) } {
-                Err(Undone::AwaitCut(wait)) if !on_pager_thread => wait.sleep(&state.cut, state.mmu),
+            let mut emptied = self.empty_and_close(inner, page, still);
+            if let Err(Undone::Failed(_)) = emptied {
                 // Its clone cannot have it, so nobody has: there it is given up too, and is owed no more.
-                Err(Undone::Failed(_)) => match self.heir_of(inner, page) {
-                    Some((clone, there)) => clone.bound.give_up_since(inner, there, why),
-                    None => return,
-                },
+                let Some((clone, there)) = self.heir_of(inner, page, lacks) else { return };
+                clone.bound.tell_given_up(there, why);
+                emptied = clone.bound.empty_and_close(inner, there, move |heir, _| lacks(heir));
+                if emptied.is_ok() {
+                    continue;
+                }
+            }
+            match emptied {
+                Err(Undone::AwaitCut(wait)) if !on_pager_thread => wait.sleep(&state.cut, state.mmu),
                 _ => return,
             }
         }
     }
 
-    /// Where the clone has the page that lacks it still.
-    fn heir_of(&self, inner: &Inner, page: PageNo) -> Option<(Asked, PageNo)> {
+    /// Says that a page is given up, unless it was before.
+    fn tell_given_up(&self, page: PageNo, why: fmt::Arguments<'_>) {
+        let index = self.core().index(page);
+        if !self.core().given_up.contains(index) {
+            let offset = index as usize * PAGE_BYTES;
+            error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
+        }
+    }
+
+    /// Empties a page and closes it in one: whoever met it empty in between would read zeros.
+    fn empty_and_close(
+        &self,
+        inner: &Inner,
+        page: PageNo,
+        still: impl Fn(&Region, Word) -> bool + Send,
+    ) -> std::result::Result<Option<()>, Undone> {
+        let close = move || with_emptied(inner.state(), page, still, || self.close(inner, page));
+        // Threads for handlers may not have our descriptors, and a pager thread would wait for itself.
+        if is_pager_thread(thread::id()) { close() } else { inner.on_pager_thread(close) }
+    }
+
+    /// Where the clone has the page, if it lacks that.
+    fn heir_of(&self, inner: &Inner, page: PageNo, lacks: impl Fn(&Region) -> bool) -> Option<(Asked, PageNo)> {
         let state = inner.state();
         let _inside = state.gate.enter(state.mmu);
-        let index = self.core().index(page);
-        let heir = self.core().heir().filter(|heir| heir.sets.inherited.contains(index))?;
-        Some((Asked::of(inner, heir)?, heir.range.first.plus(index)))
+        let heir = self.core().heir().filter(|heir| lacks(heir))?;
+        Some((Asked::of(inner, heir)?, heir.range.first.plus(self.core().index(page))))
     }
 
     /// Has every access to a page fail that is claimed, and empty, unless the program has mapped something else over it.
