@@ -68,7 +68,6 @@ pub fn with_emptied<T>(
         if seen.state() == State::Busy || seen.in_save() {
             return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
         }
-        // What it says of the word holds: the claim fails where that has changed.
         if !still(region, seen) {
             return Step::Done(Outcome::Resolved);
         }
@@ -77,6 +76,11 @@ pub fn with_emptied<T>(
             Err(wait) => return wait,
         };
         if !word.claim(seen) {
+            return Step::Again;
+        }
+        // A page that has come and gone again meanwhile has the same word.
+        if !still(region, seen) {
+            domain.put_back(region, page, seen);
             return Step::Again;
         }
         region.disarm(page);

@@ -553,3 +553,29 @@ fn nobody_waits_for_the_cut_of_a_clone_that_lacks_nothing_more() {
         assert_eq!(stage.world.mmu.read(page), Some([1, 0]));
     });
 }
+
+/// A page comes, is written to and goes between the question whether it is to be emptied and the claim for that.
+#[test]
+fn a_clones_page_that_was_had_since_it_was_asked_about_is_not_emptied() {
+    on_stage_with_a_clone(|stage, clone| {
+        let (domain, source) = (&stage.world.domain, stage.region);
+        let of_clone = Stage { region: clone, page: clone.range.first.plus(stage.index()), ..stage };
+        copy_first::join(domain, source);
+        stage.write(1);
+        copy_first::cut(domain, &[source], || clone.link()).unwrap();
+        inherit::go_on(domain, clone);
+        let asked = Cell::new(0);
+        let lacks = |clone: &Region, _| {
+            let lacks = clone.sets.inherited.contains(stage.index());
+            if asked.replace(asked.get() + 1) == 0 {
+                of_clone.write(2);
+                of_clone.evict();
+                assert_eq!(of_clone.word(), (State::Absent, false));
+            }
+            lacks
+        };
+        assert_eq!(with_emptied(domain, of_clone.page, lacks, || ()).unwrap(), None);
+        checks::write(stage.world, of_clone.page, 1, 3);
+        assert_eq!(stage.world.mmu.read(of_clone.page), Some([2, 3]));
+    });
+}
