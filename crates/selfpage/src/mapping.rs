@@ -67,7 +67,7 @@ impl Region {
 
     /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.
     /// Nothing is brought in over them: where the program may not write, the kernel would let a copy replace a guard. A page that was given up
-    /// to refuse an access keeps its guard, which is installed again, until it is discarded.
+    /// to refuse an access keeps its guard, which is installed again (or poison, where it is locked), until it is discarded.
     ///
     /// Call it in the change that installs guards ([`Region::while_empty`]) or removes them ([`Region::while_still`]).
     ///

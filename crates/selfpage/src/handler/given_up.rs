@@ -121,7 +121,7 @@ impl Bound {
 
     /// Has every access to a page fail that is claimed, and empty, unless the program has mapped something else over it.
     fn close(&self, inner: &Inner, page: PageNo) {
-        let (mmu, index) = (inner.state().mmu, self.core().index(page));
+        let index = self.core().index(page);
         if !inner.is_ours(page) {
             return;
         }
@@ -130,10 +130,26 @@ impl Bound {
         self.asking.refusals.fetch_add(1, Ordering::SeqCst);
         // A copy would replace what refuses the access.
         self.core().guarded.insert(index);
-        // SAFETY: region-owned: a page that is claimed, and refused to the program.
+        self.shut(inner, page);
+    }
+
+    /// The program has no guard in the place of a page any more. What was given up has one of ours, or poison.
+    pub(crate) fn take_guard_away(&self, inner: &Inner, page: PageNo) {
+        let index = self.core().index(page);
+        if !self.core().given_up.contains(index) {
+            self.core().guarded.remove(index);
+        } else if inner.is_ours(page) {
+            self.shut(inner, page);
+        }
+    }
+
+    /// Puts what refuses every access into the place of a page that was given up. It holds nothing, and nobody is at it.
+    fn shut(&self, inner: &Inner, page: PageNo) {
+        // SAFETY: region-owned: a page that holds nothing, and is refused to the program.
         if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_ok() {
             return;
         }
+        let mmu = inner.state().mmu;
         // Locked pages take no guard. Our caller wakes whoever could not be woken.
         let _ = mmu.poison(self.core().trap, page);
         if !mmu.present(page) {
@@ -141,18 +157,6 @@ impl Bound {
                 "a page was to be given up, and nothing refuses an access to it: a filter on system calls (seccomp) forbids \
                  ioctl(UFFDIO_POISON); allow it, or set the filter before the domain is built",
             );
-        }
-    }
-
-    /// The program has no guard in the place of a page any more. What was given up has one of ours, or poison, which stays.
-    pub(crate) fn take_guard_away(&self, inner: &Inner, page: PageNo) {
-        let index = self.core().index(page);
-        if !self.core().given_up.contains(index) {
-            self.core().guarded.remove(index);
-        } else if inner.is_ours(page) {
-            // Where it is locked it takes none, and has poison.
-            // SAFETY: region-owned: a page that holds nothing, and is refused to the program.
-            let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) };
         }
     }
 

@@ -11,6 +11,7 @@ use selfpage::{
     Answer, DescriptorTable, Domain, FaultHandler, FaultKind, Guards, Kind, Locking, MemoryFault, Protection, Region,
 };
 
+use crate::locking::may_lock;
 use crate::no_mappings::{mappings, use_up_mappings};
 use crate::over_memory::over_memory;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, until};
@@ -21,6 +22,7 @@ use crate::tried;
 const FRAMES: usize = 64;
 const PAGES: usize = 8;
 const MADV_GUARD_REMOVE: i32 = 103;
+const MCL_ONFAULT: i32 = 4;
 const TABLES: [DescriptorTable; 2] = [DescriptorTable::Shared, DescriptorTable::Private];
 /// Locked pages take no guard.
 const LOCKINGS: [Locking; 2] = [Locking::WherePermitted, Locking::Never];
@@ -333,6 +335,45 @@ fn a_page_that_is_given_up_stays_so_where_guards_are_removed() {
             region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
             assert!(tried::read(at(&region, 1)).is_err());
             assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+            region.discard(PAGE, PAGE).unwrap();
+            number_pages(&mut region);
+            check_pages(&region, 0..PAGES);
+        })
+        .well();
+    }
+}
+
+/// Locked since, they take no guard. As long as they are, nothing can be brought in that comes out of frames that are not.
+#[test]
+fn a_page_that_is_given_up_stays_so_where_guards_of_locked_memory_are_removed() {
+    if !may_lock() {
+        return;
+    }
+    for all in [true, false] {
+        in_child(here!(), &format!("{all}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(Locking::Never).build().unwrap();
+            let Some((mut region, refuses)) = given_up(&domain, Case::Resident) else { return };
+            refuses.store(false, Ordering::Relaxed);
+            let (start, len) = (region.as_ptr().addr(), PAGES * PAGE);
+            // SAFETY: test: mappings are locked, and nothing else becomes of them.
+            let locked = unsafe {
+                match all {
+                    true => libc::mlockall(libc::MCL_CURRENT | MCL_ONFAULT),
+                    false => libc::mlock2(start as *const _, len, libc::MLOCK_ONFAULT),
+                }
+            };
+            assert_eq!(locked, 0);
+            let still = &region;
+            region.while_still(move || {
+                // SAFETY: test: the program's guards, of which there are none.
+                assert_eq!(unsafe { libc::madvise(start as *mut _, len, MADV_GUARD_REMOVE) }, 0);
+                still.set_guards(0, len, Guards::Removed).unwrap();
+            });
+            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
+            assert!(tried::read(at(&region, 1)).is_err());
+            assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+            // SAFETY: test: as above.
+            assert_eq!(unsafe { libc::munlockall() }, 0);
             region.discard(PAGE, PAGE).unwrap();
             number_pages(&mut region);
             check_pages(&region, 0..PAGES);
