@@ -178,7 +178,11 @@ impl Bound {
         inner.share_descriptors(&self, &numbers)?;
         // Before it is shown: from then on the program may unmap a part, where nothing else is to come.
         taken::insert(&self.addresses(), &self.name);
-        self.show(inner, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
+        self.show(inner, reserved).inspect_err(|_| {
+            inner.release_descriptors(&numbers);
+            // With the regions held, as it was put in.
+            taken::remove(&self.addresses());
+        })?;
         regions.insert(self.region.range.first.0, self.clone());
         // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
         inner.hide_descriptors_of(&self, &numbers);
