@@ -69,7 +69,12 @@ pub(crate) fn reserve_anywhere(len_bytes: usize, object: &str) -> Result<usize> 
     let Some(region) = region_at(found) else { return Ok(found) };
     // The kernel would have it there again.
     unmap(found, found + len_bytes);
-    for start in places(len_bytes, region.addresses.start, not_free(object)?) {
+    let (taken, unknown) = match not_free(object) {
+        Ok(taken) => (taken, None),
+        // Of a place beside a region the kernel says itself whether something is there.
+        Err(why) => (taken::all(), Some(why)),
+    };
+    for start in places(len_bytes, region.addresses.start, taken) {
         match map(Place::Free(start)) {
             Ok(start) if region_at(start).is_none() => return Ok(start),
             // Another thread has just made a region there, or mapped something.
@@ -78,6 +83,9 @@ pub(crate) fn reserve_anywhere(len_bytes: usize, object: &str) -> Result<usize> 
             Err(Errno::EXIST | Errno::PERM) => {}
             Err(errno) => return Err(refused(errno)),
         }
+    }
+    if let Some(why) = unknown {
+        return Err(why);
     }
     let cause = format!(
         "there is room for it in region {} alone, of which the program has unmapped a part: drop that region first, or make it smaller",

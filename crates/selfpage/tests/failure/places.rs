@@ -10,6 +10,7 @@ use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, FileAccess, Kind, Locking, Region, Sampling};
 
+use crate::child::opens_nothing;
 use crate::scenario::{PAGE, check_pages, here, in_child, is_at, number_pages, own_number, until};
 use crate::skip::skip;
 use crate::store::Failing;
@@ -171,27 +172,32 @@ fn a_region_far_from_all_comes_to_no_hole_of_another() {
     .well();
 }
 
-/// The kernel has room for few addresses more, and would have the region in a hole of a long one.
+/// The kernel has room for few addresses more, and would have the region in a hole of a long one. What is mapped cannot always be read.
 #[test]
 fn a_region_comes_beside_a_hole_where_addresses_are_limited() {
-    in_child(here!(), "", || {
-        const GIB: usize = 1 << 30;
-        let domain = Domain::with_frames(PAGES * PAGE).locking(Locking::Never).build().unwrap();
-        let big = domain.region(4 * GIB).zero().unwrap();
-        let hole = unmap(&big, (4 * GIB - GIB / 16) / PAGE..4 * GIB / PAGE);
-        fill_up_to(&hole, GIB / 64);
-        let used: usize =
-            std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
-        let limit = (used * PAGE + GIB) as u64;
-        let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-        // SAFETY: test: a value of ours.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
-        let mut region = domain.region(GIB / 64).zero().unwrap();
-        let (start, end) = (big.as_ptr().addr(), big.as_ptr().addr() + big.len_bytes());
-        assert!(region.as_ptr().addr() >= end || region.as_ptr().addr() + region.len_bytes() <= start);
-        region.as_mut_slice::<u8>()[GIB / 128] = 7;
-    })
-    .well();
+    for reads in [true, false] {
+        in_child(here!(), &format!("{reads}"), || {
+            const GIB: usize = 1 << 30;
+            let domain = Domain::with_frames(PAGES * PAGE).locking(Locking::Never).build().unwrap();
+            let big = domain.region(4 * GIB).zero().unwrap();
+            let hole = unmap(&big, (4 * GIB - GIB / 16) / PAGE..4 * GIB / PAGE);
+            fill_up_to(&hole, GIB / 64);
+            let used: usize =
+                std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+            let limit = (used * PAGE + GIB) as u64;
+            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+            // SAFETY: test: a value of ours.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+            if !reads {
+                opens_nothing();
+            }
+            let mut region = domain.region(GIB / 64).zero().unwrap();
+            let (start, end) = (big.as_ptr().addr(), big.as_ptr().addr() + big.len_bytes());
+            assert!(region.as_ptr().addr() >= end || region.as_ptr().addr() + region.len_bytes() <= start);
+            region.as_mut_slice::<u8>()[GIB / 128] = 7;
+        })
+        .well();
+    }
 }
 
 /// However long the store of another domain takes, whose regions are held as long as it takes frames away.
