@@ -47,7 +47,7 @@ use crate::{descriptors, dirty, protection, snapshot};
 
 pub(crate) use denied::check;
 use domains::DOMAINS;
-pub(crate) use domains::{delist, each_region, enlist, find_tracked, is_in_no_region};
+pub(crate) use domains::{delist, enlist, is_in_no_region};
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;
 use stack::KeptStack;

@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use io_uring::IoUring;
+use selfpage::Domain;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 #[path = "../../../tests/skip.rs"]
@@ -59,6 +60,9 @@ fn mapped() -> usize {
 #[test]
 fn a_scan_with_room_allocates_nothing() {
     assert_eq!(asked(|| drop(std::hint::black_box(Box::new(1)))), 2, "it is counted");
+    // From then on each range is looked for among the regions that are tracked.
+    let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+    let mut region = domain.region(4 * PAGE).tracked().zero().unwrap();
     for mechanism in [Mechanism::WriteProtection, Mechanism::Traps] {
         let tracker = match DirtyTracker::with(mechanism) {
             Ok(tracker) => tracker,
@@ -89,6 +93,15 @@ fn a_scan_with_room_allocates_nothing() {
             // There the kernel refuses to register what is protected.
             continue;
         }
+        let all = region.as_slice::<u8>().as_ptr_range();
+        let tracked = all.start as usize..all.end as usize;
+        // SAFETY: the memory is the test's.
+        unsafe { tracker.arm(tracked.clone()).unwrap() };
+        region.as_mut_slice::<u8>()[PAGE] = 1;
+        let mut written = Dirty::with_room(tracked.len());
+        assert_eq!(asked(|| tracker.scan(tracked.clone(), &mut written).unwrap()), 0);
+        assert_eq!(asked(|| tracker.scan_and_rearm(tracked.clone(), &mut written).unwrap()), 0);
+        assert!(written.contains(tracked.start + PAGE));
         // And where it looks for buffers that devices write to.
         let ring = match IoUring::new(8) {
             Ok(ring) => ring,

@@ -17,7 +17,7 @@ use super::owner::Id;
 use super::protection::STRETCHES;
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
-use crate::fork;
+use crate::placement::taken;
 use crate::region::{Bound, Builder};
 
 /// Whether there has been a tracked region: without any, nobody looks for one.
@@ -56,7 +56,7 @@ pub(super) fn region(operation: &'static str, range: &Range<usize>) -> Result<Op
     if !ANY.load(Ordering::SeqCst) {
         return Ok(None);
     }
-    let Some(bound) = fork::find_tracked(range) else { return Ok(None) };
+    let Some(bound) = taken::find_tracked(range) else { return Ok(None) };
     let whole = addresses(&bound);
     if whole.start <= range.start && range.end <= whole.end {
         return Ok(Some(bound));
@@ -99,12 +99,15 @@ pub(super) fn release(id: Id) {
     if !ANY.load(Ordering::SeqCst) {
         return;
     }
-    fork::each_region(|bound| {
+    let mut from = 0;
+    while let Some(bound) = taken::next_tracked(from) {
+        let all = addresses(&bound);
         if bound.tracker.is(id) {
-            disarm(bound, &addresses(bound));
+            disarm(&bound, &all);
             bound.tracker.release(id);
         }
-    });
+        from = all.end;
+    }
 }
 
 pub(super) fn scan(

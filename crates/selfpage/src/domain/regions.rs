@@ -1,10 +1,9 @@
 //! A domain's regions, held against changes.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo};
+use selfpage_core::addr::PageNo;
 
 use super::Inner;
 use crate::region::Bound;
@@ -22,13 +21,5 @@ impl Inner {
     pub(crate) fn has_not(&self, page: PageNo) -> bool {
         let state = self.state();
         state.gate.try_enter(state.mmu).is_some_and(|_inside| state.regions.find(page).is_none())
-    }
-
-    /// The tracked region that a range has a page in.
-    pub(crate) fn find_tracked(&self, range: &Range<usize>) -> Option<Arc<Bound>> {
-        let regions = self.regions();
-        let mut before = regions.range(..range.end.div_ceil(PAGE_BYTES) as u64).map(|(_, bound)| bound);
-        let last = before.rfind(|bound| bound.core().trap.is_tracked())?;
-        (last.core().range.end().addr().0 > range.start).then(|| last.clone())
     }
 }

@@ -177,7 +177,7 @@ impl Bound {
         inner.has_descriptors(&self, &known)?;
         inner.share_descriptors(&self, &numbers)?;
         // Before it is shown: from then on the program may unmap a part, where nothing else is to come.
-        taken::insert(&self.addresses(), &self.name);
+        taken::insert(&self);
         self.show(inner, reserved).inspect_err(|_| {
             inner.release_descriptors(&numbers);
             // With the regions held, as it was put in.
