@@ -29,15 +29,20 @@ impl Call {
 
     /// Has it fail on this thread, and on those that it starts, from now on. For `pre_exec` too.
     pub fn fails(self, errno: i32) -> io::Result<()> {
-        self.filter(errno, 0)
+        self.filter(libc::SECCOMP_RET_ERRNO | errno as u32, 0)
     }
 
     /// Has it fail on every thread from now on.
     pub fn fails_everywhere(self, errno: i32) -> io::Result<()> {
-        self.filter(errno, libc::SECCOMP_FILTER_FLAG_TSYNC)
+        self.filter(libc::SECCOMP_RET_ERRNO | errno as u32, libc::SECCOMP_FILTER_FLAG_TSYNC)
     }
 
-    fn filter(self, errno: i32, flags: libc::c_ulong) -> io::Result<()> {
+    /// Has it end the thread that makes it, and no other: this one, and those that it starts, from now on.
+    pub fn ends_its_thread(self) -> io::Result<()> {
+        self.filter(libc::SECCOMP_RET_KILL_THREAD, 0)
+    }
+
+    fn filter(self, answer: u32, flags: libc::c_ulong) -> io::Result<()> {
         let line = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
         let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
         let jump = |how, to, jt, jf| line(libc::BPF_JMP | how | libc::BPF_K, to, jt, jf);
@@ -49,7 +54,7 @@ impl Call {
             load(16 + 8 * self.argument),
             jump(libc::BPF_JGE, self.least, 0, 2),
             jump(libc::BPF_JGT, self.most, 1, 0),
-            end(libc::SECCOMP_RET_ERRNO | errno as u32),
+            end(answer),
             end(libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };

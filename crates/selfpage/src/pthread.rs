@@ -6,8 +6,10 @@
 use std::ffi::{CStr, c_void};
 use std::io;
 use std::mem::{self, MaybeUninit};
+use std::os::unix::thread::JoinHandleExt;
 use std::ptr::{null, null_mut};
 use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use selfpage_core::addr::PAGE_BYTES;
@@ -19,7 +21,7 @@ use crate::fork::Once;
 pub(crate) const PROGRAM_STACK_BYTES: usize = 2 << 20;
 
 /// How often one who waits for a thread's word looks whether there is the thread.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What is said then.
 const ENDED: &str =
@@ -57,11 +59,9 @@ impl Pthread {
         }
     }
 
-    /// As far as the C library knows: the kernel, which a filter may forbid to ask, tells it by a word of the thread's own.
     fn has_ended(&self) -> bool {
-        let mut clock = 0;
-        // SAFETY: out-pointer: the number of its clock outlives the call. thread-joined-once: it was started, and has not been joined.
-        unsafe { libc::pthread_getcpuclockid(self.0, &raw mut clock) == libc::ESRCH }
+        // SAFETY: thread-joined-once: it was started, and has not been joined.
+        unsafe { has_ended(self.0) }
     }
 
     /// The C library's name of it, to join it by.
@@ -70,6 +70,22 @@ impl Pthread {
         mem::forget(self);
         name
     }
+}
+
+/// Whether a thread of std's has ended, with a word or without.
+pub(crate) fn is_over<T>(thread: &JoinHandle<T>) -> bool {
+    // SAFETY: thread-joined-once: by std, which started it, and not before the handle goes.
+    unsafe { has_ended(thread.as_pthread_t()) }
+}
+
+/// As far as the C library knows: the kernel, which a filter may forbid to ask, tells it by a word of the thread's own.
+///
+/// # Safety
+/// *thread-joined-once*: it was started, and has neither been joined nor left to itself.
+unsafe fn has_ended(thread: libc::pthread_t) -> bool {
+    let mut clock = 0;
+    // SAFETY: out-pointer: the number of its clock outlives the call. thread-joined-once: passed on.
+    unsafe { libc::pthread_getcpuclockid(thread, &raw mut clock) == libc::ESRCH }
 }
 
 impl Drop for Pthread {

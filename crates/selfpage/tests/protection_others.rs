@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
+use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism as Found};
 use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 
 mod child;
+#[path = "../../../tests/filter.rs"]
+mod filter;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
@@ -155,4 +158,34 @@ fn a_name_with_a_nul_runs_like_others() {
         assert!(matches!(domain.run(|| 7).unwrap(), Ended::Well(7)));
         assert_eq!(domain.name(), "plug\0in");
     });
+}
+
+/// As the companion of code that is not trusted ends it: a filter of system calls (`SECCOMP_RET_KILL_THREAD`). Or it does so itself.
+#[test]
+fn a_thread_that_ends_without_a_word_is_in_no_domain_any_more() {
+    fn is_ended_by_a_filter() {
+        filter::Call::any(libc::SYS_getppid).ends_its_thread().unwrap();
+        // SAFETY: test: a call without arguments.
+        unsafe { libc::getppid() };
+    }
+    fn ends_itself() {
+        // SAFETY: test: ends this thread alone.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    for ends in [is_ended_by_a_filter, ends_itself] {
+        child::forked(|| {
+            // SAFETY: test: a number. Where it would wait for ever this ends it.
+            unsafe { libc::alarm(60) };
+            let (domain, memory) = domain();
+            let (within, other) = (ProtectionDomain::new("within"), ProtectionDomain::new("other"));
+            let why = domain.run(move || {
+                let _within = within.enter().unwrap();
+                ends();
+            });
+            let why = why.unwrap_err();
+            assert!(why.kind() == Kind::Lost && why.to_string().contains("seccomp"), "{why}");
+            drop(other.enter().unwrap());
+            write(&memory.range());
+        });
+    }
 }

@@ -9,8 +9,9 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use selfpage_core::linux::{futex, signal};
 
@@ -18,8 +19,8 @@ use super::fault::Access;
 use super::rights::Rights;
 use super::table::{self, Core};
 use super::{ProtectionDomain, fork, thread};
-use crate::error::{Error, Result};
-use crate::pthread::{self, PROGRAM_STACK_BYTES};
+use crate::error::{Error, Kind, Result};
+use crate::pthread::{self, LOOK_EVERY, PROGRAM_STACK_BYTES};
 
 /// How code in a domain ended.
 #[derive(Debug)]
@@ -73,6 +74,8 @@ pub(super) struct Trial {
     access: AtomicU8,
     /// The domains that it was in when it was stopped.
     entered: [AtomicUsize; thread::MOST_NESTED],
+    /// The thread's own, from its beginning on.
+    here: AtomicPtr<thread::Here>,
 }
 
 /// Stops the calling thread for good, if it runs code on trial.
@@ -107,7 +110,8 @@ impl ProtectionDomain {
     /// Normal, outside of all domains where there are no protection keys.
     ///
     /// # Errors
-    /// No thread is to be had, or the domain cannot be entered ([`ProtectionDomain::enter`]).
+    /// No thread is to be had, or the domain cannot be entered ([`ProtectionDomain::enter`]). [`Kind::Lost`]: the thread has ended without a
+    /// word, since a filter of system calls has killed it, or by a bare exit(2). It keeps what one that was stopped does.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<Ended<T>> {
         let forks = fork::passed();
         let trial = Arc::new(Trial {
@@ -115,6 +119,7 @@ impl ProtectionDomain {
             addr: AtomicUsize::new(0),
             access: AtomicU8::new(0),
             entered: [const { AtomicUsize::new(0) }; thread::MOST_NESTED],
+            here: AtomicPtr::new(ptr::null_mut()),
         });
         let result: Arc<Mutex<Option<Result<std::thread::Result<T>>>>> = Arc::default();
         let (door, own_trial, place) = (self.door.clone(), trial.clone(), result.clone());
@@ -125,6 +130,7 @@ impl ProtectionDomain {
         // the process.
         pthread::has_room(PROGRAM_STACK_BYTES).map_err(failed)?;
         let started = std::thread::Builder::new().name(name).spawn(move || {
+            thread::with(|here| own_trial.here.store(ptr::from_ref(here).cast_mut(), Ordering::Release));
             let ended = door.enter().map(|entered| {
                 thread::with(|here| here.set_trial(Arc::as_ptr(&own_trial)));
                 let ended = panic::catch_unwind(AssertUnwindSafe(work));
@@ -141,18 +147,43 @@ impl ProtectionDomain {
             own_trial.state.store(ENDED, Ordering::Release);
             futex::wake(&own_trial.state, u32::MAX);
         });
-        started.map_err(failed)?;
-        while trial.state.load(Ordering::Acquire) == RUNNING {
-            let _ = futex::wait(&trial.state, RUNNING, 0);
-        }
-        if trial.state.load(Ordering::Acquire) == STOPPED {
-            return Ok(Ended::Stopped(self.bury(&trial, forks)));
+        let thread = started.map_err(failed)?;
+        loop {
+            // First: what it had to say, one that has ended said before.
+            let is_over = pthread::is_over(&thread);
+            match trial.state.load(Ordering::Acquire) {
+                RUNNING if is_over => return Err(self.miss(&trial, thread, forks)),
+                RUNNING => {
+                    let _ = futex::wait(&trial.state, RUNNING, LOOK_EVERY.as_micros() as u32);
+                }
+                STOPPED => return Ok(Ended::Stopped(self.bury(&trial, forks))),
+                _ => break,
+            }
         }
         let ended = result.lock().unwrap_or_else(PoisonError::into_inner).take();
         match ended.unwrap_or_else(|| crate::die("a thread ended without a result"))? {
             Ok(value) => Ok(Ended::Well(value)),
             Err(payload) => Ok(Ended::Panicked(payload)),
         }
+    }
+
+    /// Takes a thread that has ended without a word out of its domains. `forks`: as for [`ProtectionDomain::bury`].
+    fn miss(&self, trial: &Trial, thread: JoinHandle<()>, forks: u32) -> Error {
+        super::leave_all(|| {
+            if fork::passed() != forks {
+                return Vec::new();
+            }
+            // SAFETY: thread-joined-once: it changes its own no more, and that is there as long as the handle of its thread.
+            let here = unsafe { trial.here.load(Ordering::Acquire).as_ref() };
+            here.map_or_else(Vec::new, |here| here.entered().collect())
+        });
+        if fork::passed() != forks {
+            // It is a parent's: in this process another thread may have its memory.
+            std::mem::forget(thread);
+        }
+        let cause = "its thread has ended without a word, and keeps what it had; if a filter of system calls (seccomp) ends it, let that \
+                     allow the call, answer with an error, or kill the process";
+        Error::new(Kind::Lost, "run", format!("protection domain {}", self.name()), cause)
     }
 
     /// Takes a thread that was stopped out of its domains. `forks`: how many had passed when it began.
