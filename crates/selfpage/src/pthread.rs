@@ -8,7 +8,6 @@ use std::io;
 use std::mem::{self, MaybeUninit};
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr::{null, null_mut};
-use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,20 +40,21 @@ impl Pthread {
         mem::forget(self);
     }
 
-    /// What it says as it begins. A filter of system calls may end it without a word, and then nothing hangs up either.
+    /// What it says as it begins, for which `wait` waits for so long at most. A filter of system calls may end it without a word, and then
+    /// nothing hangs up either.
     ///
     /// # Errors
     /// It has ended.
-    pub(crate) fn hear<T>(self, from: &Receiver<T>) -> io::Result<(Pthread, T)> {
+    pub(crate) fn hear<T>(self, mut wait: impl FnMut(Duration) -> Option<T>) -> io::Result<(Pthread, T)> {
         loop {
             let has_ended = self.has_ended();
-            match from.recv_timeout(LOOK_EVERY) {
-                Ok(said) => return Ok((self, said)),
-                Err(_) if has_ended => {
+            match wait(LOOK_EVERY) {
+                Some(said) => return Ok((self, said)),
+                None if has_ended => {
                     self.join();
                     return Err(io::Error::other(ENDED));
                 }
-                Err(_) => {}
+                None => {}
             }
         }
     }

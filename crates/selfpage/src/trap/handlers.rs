@@ -3,7 +3,9 @@
 //! handler: where there can be no more of them, the last ones answer only that. They would wait with the others for a lock that the
 //! one holds which has faulted.
 
+use std::ffi::c_void;
 use std::io;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
 
@@ -43,6 +45,8 @@ pub(crate) struct Handlers {
     /// Pages that handlers wait for, until it is known whether there is one more thread.
     late: Ring,
     called: Event,
+    /// A thread has begun.
+    begun: Event,
     places: [Place; MOST_THREADS],
     threads: AtomicU32,
     /// How many are at no handler and fetch no page. Less than none for a moment: the first is at work before it was counted.
@@ -75,6 +79,7 @@ impl Handlers {
             nested,
             late,
             called: Event::default(),
+            begun: Event::default(),
             places: [const { Place { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; MOST_THREADS],
             threads: AtomicU32::new(0),
             idle: AtomicI32::new(0),
@@ -133,26 +138,57 @@ pub(crate) fn start_one(inner: &Arc<Inner>) -> Result<()> {
     started
 }
 
-/// Starts a thread, which the caller counts as idle.
+/// What a thread begins with, and says then. It waits for nobody before that: neither is in memory that a handler might be asked about, unless
+/// whoever starts it is a thread of the program's, beside which there is an idle one.
+struct Beginning {
+    inner: Arc<Inner>,
+    has_begun: AtomicBool,
+}
+
+/// Starts a thread, which the caller counts as idle. When this returns it is there: a filter of system calls may end it as it begins.
 fn start(inner: &Arc<Inner>) -> io::Result<()> {
     let handlers = &inner.handlers;
     if handlers.threads.fetch_add(1, Ordering::SeqCst) >= MOST_THREADS as u32 {
         handlers.threads.fetch_sub(1, Ordering::SeqCst);
         return Err(io::Error::from_raw_os_error(libc::EAGAIN));
     }
-    let own = inner.clone();
+    let beginning = Beginning { inner: inner.clone(), has_begun: AtomicBool::new(false) };
     let mask = signal::block_all();
-    let started = pthread::start(c"selfpage-handler", PROGRAM_STACK_BYTES, move || {
-        signal::block_others_for_good();
-        own_thread::is_now_a_domains();
-        serve(&own);
-        let handlers = &own.handlers;
-        handlers.threads.fetch_sub(1, Ordering::SeqCst);
+    let started = pthread::has_room(PROGRAM_STACK_BYTES).and_then(|()| {
+        let given = (&raw const beginning).cast_mut().cast();
+        // SAFETY: thread-owns-share: what it begins with stays until the thread has said that it has begun, or has ended.
+        let thread = unsafe { pthread::create(PROGRAM_STACK_BYTES, begin, given) }?;
+        thread.hear(|limit| {
+            let seen = handlers.begun.count();
+            let has_begun = || beginning.has_begun.load(Ordering::Acquire).then_some(());
+            has_begun().or_else(|| {
+                handlers.begun.wait(inner.state().mmu, seen, limit.as_micros() as u32);
+                has_begun()
+            })
+        })
     });
     signal::restore(mask);
     started.map(drop).inspect_err(|_| {
         handlers.threads.fetch_sub(1, Ordering::SeqCst);
     })
+}
+
+extern "C" fn begin(given: *mut c_void) -> *mut c_void {
+    signal::block_others_for_good();
+    let _ = rustix::thread::set_name(c"selfpage-handler");
+    own_thread::is_now_a_domains();
+    let inner = {
+        // SAFETY: thread-owns-share: `start` waits until this has been said.
+        let beginning = unsafe { &*given.cast::<Beginning>() };
+        let inner = beginning.inner.clone();
+        beginning.has_begun.store(true, Ordering::Release);
+        inner
+    };
+    let handlers = &inner.handlers;
+    handlers.begun.signal(inner.state().mmu);
+    serve(&inner);
+    handlers.threads.fetch_sub(1, Ordering::SeqCst);
+    null_mut()
 }
 
 /// What the calling thread does next. It is idle no longer then.

@@ -145,7 +145,7 @@ pub(crate) fn start_and_hear<T: Send + 'static>(
 ) -> io::Result<(Pthread, T)> {
     let (say, said) = sync_channel(1);
     let (thread, place) = start_at(name, move || work(say))?;
-    thread.hear(&said).inspect_err(|_| vacate(place))
+    thread.hear(|limit| said.recv_timeout(limit).ok()).inspect_err(|_| vacate(place))
 }
 
 /// Starts one: it, and the place where it is known.
@@ -180,7 +180,8 @@ fn start_at(name: &'static CStr, work: impl FnOnce() + Send + 'static) -> io::Re
         vacate(place);
     });
     STARTERS[place].store(0, Ordering::Relaxed);
-    let thread = thread.and_then(|thread| thread.hear(&is_up)).inspect_err(|_| vacate(place));
+    let thread =
+        thread.and_then(|thread| thread.hear(|limit| is_up.recv_timeout(limit).ok())).inspect_err(|_| vacate(place));
     STARTING.fetch_sub(1, Ordering::SeqCst);
     signal::restore(mask);
     thread.map(|(thread, ())| (thread, place))

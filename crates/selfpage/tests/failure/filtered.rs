@@ -183,3 +183,17 @@ fn a_filter_that_forbids_every_ioctl() {
         );
     }
 }
+
+/// What it starts has the filter as well, and ends at a call that threads for handlers make as they begin.
+#[test]
+fn a_filter_that_ends_threads_for_handlers_as_they_begin() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        Call::with(libc::SYS_prctl, 0, libc::PR_SET_NAME as u32).ends_its_thread().unwrap();
+        limit_time();
+        let why = domain.region(PAGE).handler(unprotect).zero().unwrap_err();
+        assert!(["handlers", "seccomp"].iter().all(|word| why.to_string().contains(word)), "{why}");
+        drop(domain);
+    })
+    .well();
+}
