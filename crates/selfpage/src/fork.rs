@@ -128,9 +128,8 @@ extern "C" fn prepare() {
 }
 
 fn pause() -> Pause {
-    // It is inside a gate that is to be closed, or has the policy that is to be held: it would wait for itself. In a child without its parent's
-    // domains any thread may have the number of one.
-    if lineage::own() != 0 && thread::is_pager_thread(own_thread::id()) {
+    // It is inside a gate that is to be closed, or has the policy that is to be held: it would wait for itself.
+    if thread::is_pager_thread(own_thread::id()) {
         crate::die("a pager, policy or store of the program's own forked on a pager thread");
     }
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.

@@ -10,11 +10,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use selfpage_core::addr::PAGE_BYTES;
-use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::{Errno, thread as own_thread};
+
+use crate::trap::{thread, upcall};
 
 /// The page; null before the first domain.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+/// In the number's place while one begins.
+const BEGINNING: u32 = u32::MAX;
 /// The last number that was given: a child that was made past the handlers, and builds a domain of its own, gives a further one.
 static LAST: AtomicU32 = AtomicU32::new(0);
 
@@ -25,20 +29,33 @@ fn word() -> Option<&'static AtomicU32> {
 
 /// The number of this process's lineage; 0: it has no domain.
 pub(crate) fn own() -> u32 {
-    word().map_or(0, |word| word.load(Ordering::Acquire))
+    let number = word().map_or(0, |word| word.load(Ordering::Acquire));
+    if number == BEGINNING { 0 } else { number }
 }
 
-/// The same. Where there is none, one begins here.
+/// The same. Where there is none, one begins here, without any threads and domains: those that are known of were a parent's.
+///
+/// # Context
+/// Normal, with signals blocked.
 ///
 /// # Errors
 /// There is no room for a page.
 pub(crate) fn begin() -> Result<u32, Errno> {
     let word = word().map_or_else(publish, Ok)?;
-    if word.load(Ordering::Acquire) == 0 {
-        let new = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        let _ = word.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire);
+    loop {
+        match word.compare_exchange(0, BEGINNING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                thread::forget_all();
+                upcall::forget_all();
+                let new = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+                word.store(new, Ordering::Release);
+                return Ok(new);
+            }
+            // Another thread is at it.
+            Err(BEGINNING) => own_thread::give_way(),
+            Err(number) => return Ok(number),
+        }
     }
-    Ok(word.load(Ordering::Acquire))
 }
 
 /// Has there be a page, unless another thread has one first.

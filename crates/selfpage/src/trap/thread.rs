@@ -13,6 +13,7 @@ use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
 
 use crate::error::{Error, Kind, Result};
+use crate::fork::lineage;
 use crate::pthread::{self, Pthread};
 use crate::store::with_engines;
 
@@ -114,12 +115,13 @@ fn is_on(began: usize, sp: usize) -> bool {
     began != 0 && began.wrapping_sub(sp) < STACK_BYTES
 }
 
-/// Whether thread `tid` is a pager thread of any domain: a fault of its own is an epitaph, never a wait.
+/// Whether thread `tid` is a pager thread of any domain: a fault of its own is an epitaph, never a wait. In a child without its parent's domains
+/// any thread may have the number of one.
 ///
 /// # Context
 /// PagerThread.
 pub fn is_pager_thread(tid: u32) -> bool {
-    tid != 0 && TIDS.iter().any(|known| known.load(Ordering::Relaxed) == tid)
+    tid != 0 && lineage::own() != 0 && TIDS.iter().any(|known| known.load(Ordering::Relaxed) == tid)
 }
 
 /// The pager threads of all domains.
@@ -214,7 +216,7 @@ impl Drop for Known {
     }
 }
 
-/// In a forked child there are no pager threads but those it starts.
+/// In a child there are no pager threads but those that it starts.
 pub(crate) fn forget_all() {
     for word in STACKS.iter().chain(&STARTERS) {
         word.store(0, Ordering::Relaxed);

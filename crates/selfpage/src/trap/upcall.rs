@@ -94,6 +94,12 @@ pub(crate) fn forget_users() {
     handler_stack::forget_all();
 }
 
+/// In a process that has no domain yet: those that are listed were its parent's.
+pub(crate) fn forget_all() {
+    DOMAINS.iter().for_each(|entry| entry.inner.store(ptr::null_mut(), Ordering::Release));
+    forget_users();
+}
+
 extern "C" fn on_sigbus(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // The interrupted code may be just about to look at it, and calls of the C library fail here, or in a handler of the program's.
     // SAFETY: signal-handler: the thread's own.

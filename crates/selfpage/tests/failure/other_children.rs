@@ -1,6 +1,8 @@
 //! Children that no fork(2) of the C library has made: those of a bare clone(2), which have nothing of their parent's domains, and those that share
 //! its memory.
 
+use std::sync::mpsc::channel;
+
 use selfpage::{Domain, Kind, Region};
 
 use crate::child::{bare, fork, say};
@@ -65,6 +67,44 @@ fn a_bare_clones_child_with_its_parents_number_forks() {
                 third.wait() == 0 && forks()
             });
             std::process::id() == 1 && second.unwrap().wait() == 0
+        });
+        match first {
+            None => skip("root", "only root makes namespaces of processes"),
+            Some(first) => assert_eq!(first.wait(), 0),
+        }
+    })
+    .well();
+}
+
+/// Whichever of them begins with a domain.
+#[test]
+fn a_bare_clones_childs_own_threads_are_no_pager_threads() {
+    /// Does what a pager thread may not.
+    fn uses_a_domain() {
+        let domain = Domain::with_frames(PAGES * PAGE).build().unwrap();
+        assert_eq!(domain.region(PAGE).zero().unwrap().as_slice::<u64>()[0], 0);
+        assert_eq!(fork(|| true).wait(), 0);
+    }
+    in_child(here!(), "", || {
+        let first = bare(libc::CLONE_NEWPID, || {
+            let (_domain, _region) = domain();
+            let is_known = selfpage::trap::pager_threads().any(|thread| thread == 2);
+            let child = |begins_second: bool| {
+                let second = bare(libc::CLONE_NEWPID, || {
+                    let (go_on, goes_on) = channel();
+                    let user = std::thread::spawn(move || {
+                        // SAFETY: test: a call without arguments.
+                        assert_eq!(unsafe { libc::gettid() }, 2);
+                        goes_on.recv().unwrap();
+                        uses_a_domain();
+                    });
+                    let _own = (!begins_second).then(self::domain);
+                    go_on.send(()).unwrap();
+                    user.join().is_ok()
+                });
+                second.unwrap().wait()
+            };
+            is_known && [false, true].map(child) == [0, 0]
         });
         match first {
             None => skip("root", "only root makes namespaces of processes"),
