@@ -273,8 +273,7 @@ impl Inner {
         reach: Reach,
     ) -> Result<Inner> {
         let most = config.most_frames;
-        let lineage =
-            lineage::begin().map_err(|errno| Error::system("map", "the page that tells children apart", errno))?;
+        let lineage = lineage::begin()?;
         pool.register(descriptors.pool)?;
         // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
         let mmu = unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) };

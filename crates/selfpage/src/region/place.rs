@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use selfpage_core::linux::memory;
 
 use super::Bound;
+use crate::fork::lineage::Process;
 use crate::placement::taken;
 
 /// The addresses of a region. They are given back when it has left its domain and no handler is asked about it: what that does is done by
@@ -22,8 +23,8 @@ pub(super) struct Place {
 /// What was still a region's own when it left its domain.
 struct Left {
     parts: Vec<Range<usize>>,
-    /// Whose they are: a child that is forked later does not get them, and may have other memory there.
-    process: u32,
+    /// Whose they are: a child that is forked later does not get them, and may have other memory there. Nobody's, where that cannot be told.
+    process: Option<Process>,
 }
 
 impl Place {
@@ -34,14 +35,14 @@ impl Place {
     /// The region has left its domain, and of its mapping these parts are its own still: nobody else's memory was registered in others.
     pub(super) fn leave(&self, parts: Vec<Range<usize>>) {
         taken::remove(&self.addresses);
-        let _ = self.left.set(Left { parts, process: std::process::id() });
+        let _ = self.left.set(Left { parts, process: Process::this().ok() });
         self.let_go();
     }
 
     fn let_go(&self) {
         if self.holds.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(left) = self.left.get()
-            && left.process == std::process::id()
+            && left.process.is_some_and(Process::is_this)
         {
             left.parts.iter().for_each(unmap);
         }

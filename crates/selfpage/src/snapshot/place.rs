@@ -17,6 +17,7 @@ use rustix::process::geteuid;
 use super::file::{check_path, named, newest};
 use super::format::MAGIC;
 use crate::error::{Error, Kind, Result};
+use crate::fork::lineage::Process;
 use crate::store::{Descriptor, holds_nothing};
 use crate::undisturbed::{self, Locked};
 
@@ -48,7 +49,7 @@ pub(super) struct Place {
     /// What is at `unnamed`.
     new: Option<Arc<Descriptor>>,
     /// Whose it is: what a child has a copy of is not the child's to remove.
-    process: u32,
+    process: Process,
 }
 
 impl Place {
@@ -58,7 +59,7 @@ impl Place {
         check_path("make", path)?;
         for _ in 0..MOST_LOOKS {
             let old = existing(path).inspect_err(|_| close_unused())?;
-            let process = std::process::id();
+            let process = Process::this()?;
             let mut place = Place { path: path.into(), unnamed: unnamed(path), old, new: None, process };
             if place.old.is_none() {
                 place.new = Some(made(&place.unnamed).inspect_err(|_| close_unused())?);
@@ -152,7 +153,7 @@ impl Place {
 
     fn remove_new(&mut self) {
         if let Some(new) = self.new.take() {
-            if self.process == std::process::id() && matches!(new.has_name(&self.unnamed), Ok(true)) {
+            if self.process.is_this() && matches!(new.has_name(&self.unnamed), Ok(true)) {
                 let _ = std::fs::remove_file(&self.unnamed);
             }
             self.part_with(new);
@@ -169,7 +170,7 @@ impl Place {
     /// A process that another thread is just starting has the descriptor until it calls exec, and the lock with it: whoever takes the
     /// place next need not wait for that.
     fn part_with(&self, file: Arc<Descriptor>) {
-        if self.process == std::process::id() && file.is_ours() {
+        if self.process.is_this() && file.is_ours() {
             let _ = file.as_file().unlock();
         }
         drop(file);
@@ -342,15 +343,19 @@ fn held(path: &Path) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+    use crate::child::forked;
 
     #[test]
     fn a_childs_copy_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let mut place = Place::take(&dir.path().join("one.snap")).unwrap();
-        let unnamed = place.unnamed.clone();
-        place.process += 1;
-        drop(place);
+        let place = Cell::new(Some(Place::take(&dir.path().join("one.snap")).unwrap()));
+        let unnamed = unnamed(&dir.path().join("one.snap"));
+        forked(|| drop(place.take()));
         assert!(unnamed.exists());
+        drop(place);
+        assert!(!unnamed.exists());
     }
 }

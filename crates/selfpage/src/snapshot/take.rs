@@ -21,6 +21,7 @@ use super::writing::{Target, Writing, Written};
 use crate::config::DescriptorTable;
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result, pages};
+use crate::fork::lineage::Process;
 use crate::handler::ONE_CLIENT;
 use crate::region::{Bound, Region};
 
@@ -142,7 +143,7 @@ impl Snapshots {
             life: first.life().clone(),
             regions: regions.iter().map(|region| region.bound.clone()).collect(),
             path: path.clone(),
-            process: std::process::id(),
+            process: Process::this()?,
         };
         let target = Target::at(&path, subject.saved_regions())?;
         if inner.snapshots.swap(true, Ordering::AcqRel) {
@@ -251,7 +252,7 @@ struct Subject {
     regions: Vec<Arc<Bound>>,
     path: PathBuf,
     /// The process that may take snapshots: a forked child may not.
-    process: u32,
+    process: Process,
 }
 
 impl Subject {
@@ -278,7 +279,7 @@ impl Subject {
 
     /// Whether the regions are all there, the thread may protect their pages, and this is the process that they are of.
     fn alive(&self) -> Result<()> {
-        if self.process != std::process::id() {
+        if !self.process.is_this() {
             let cause = "a forked child takes snapshots of its own: make a `Snapshots` anew";
             return Err(Error::new(Kind::Invalid, "take", named(&self.path), cause));
         }
@@ -315,7 +316,7 @@ impl Subject {
 impl Drop for Snapshots {
     fn drop(&mut self) {
         // Pages stay armed: the next write to each takes that off. In a forked child nothing is held.
-        if self.subject.process == std::process::id() {
+        if self.subject.process.is_this() {
             self.subject.life.inner.snapshots.store(false, Ordering::Release);
         }
     }

@@ -1,8 +1,12 @@
 //! Children that no fork(2) of the C library has made: those of a bare clone(2), which have nothing of their parent's domains, and those that share
 //! its memory.
 
+use std::fs::{File, TryLockError};
+use std::mem::ManuallyDrop;
+use std::path::Path;
 use std::sync::mpsc::channel;
 
+use selfpage::snapshot::Snapshots;
 use selfpage::{Domain, Kind, Region};
 
 use crate::child::{bare, fork, say};
@@ -105,6 +109,49 @@ fn a_bare_clones_childs_own_threads_are_no_pager_threads() {
                 second.unwrap().wait()
             };
             is_known && [false, true].map(child) == [0, 0]
+        });
+        match first {
+            None => skip("root", "only root makes namespaces of processes"),
+            Some(first) => assert_eq!(first.wait(), 0),
+        }
+    })
+    .well();
+}
+
+/// Where a file of this name is written to by somebody.
+fn is_locked(path: &Path) -> bool {
+    matches!(File::open(path).map(|file| file.try_lock()), Ok(Err(TryLockError::WouldBlock)))
+}
+
+/// Each of them is process 1, as its parent is.
+#[test]
+fn a_childs_copies_of_what_takes_snapshots_are_not_its_own() {
+    in_child(here!(), "", || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let first = bare(libc::CLONE_NEWPID, || {
+            let (_domain, region) = domain();
+            let snapshots = ManuallyDrop::new(Snapshots::of(&[&region], path("one")).unwrap());
+            // SAFETY: test: once in each process, which does not use it any more then.
+            let copy = || unsafe { std::ptr::read(&*snapshots) };
+            let cloned = bare(libc::CLONE_NEWPID, || {
+                drop(copy());
+                std::process::id() == 1
+            });
+            assert_eq!(cloned.unwrap().wait(), 0);
+            assert!(is_locked(&path("one.new")));
+            // SAFETY: test: a number. From now on this process makes no threads, and its next child is process 1.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
+            let forked = fork(|| {
+                assert_eq!(std::process::id(), 1);
+                let mut copy = copy();
+                assert!(copy.arm().is_err_and(|why| why.to_string().contains("forked child")));
+                let mut own = Snapshots::of(&[&region], path("two")).unwrap();
+                drop(copy);
+                assert_eq!(Snapshots::of(&[&region], path("three")).unwrap_err().kind(), Kind::Held);
+                own.take().is_ok()
+            });
+            forked.wait() == 0 && is_locked(&path("one.new"))
         });
         match first {
             None => skip("root", "only root makes namespaces of processes"),
