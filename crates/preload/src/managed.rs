@@ -147,10 +147,11 @@ impl Managed {
     /// # Safety
     /// *owned-range*: the range is free or the program's, and asked for.
     pub unsafe fn protect(&self, range: Range<usize>, prot: i32) -> isize {
-        self.maps.while_still(move || {
+        let changed = self.maps.while_still(move || {
             // SAFETY: owned-range: passed on from our caller.
             unsafe { sys::protect(range.start, range.len(), prot) }
-        })
+        });
+        changed.unwrap_or(-libc::EACCES as isize)
     }
 
     /// The same for what is no longer the mapping that it was: a protection key that the program gave it goes.
@@ -162,10 +163,11 @@ impl Managed {
             // SAFETY: owned-range: passed on from our caller.
             return unsafe { self.protect(range, prot) };
         }
-        self.maps.while_still(move || {
+        let changed = self.maps.while_still(move || {
             // SAFETY: owned-range: passed on from our caller.
             unsafe { sys::call(libc::SYS_pkey_mprotect, [range.start, range.len(), prot as usize, 0, 0, 0]) }
-        })
+        });
+        changed.unwrap_or(-libc::EACCES as isize)
     }
 
     /// Gives access to a range of a region that nobody had. An error too where there is no store, and the frames do not hold it.

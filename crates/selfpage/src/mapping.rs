@@ -13,6 +13,7 @@ use selfpage_core::pager::Context;
 
 use crate::domain::Inner;
 use crate::error::{Error, Result};
+use crate::protection;
 use crate::region::Region;
 
 /// What became of the guards in a range.
@@ -41,7 +42,16 @@ impl Region {
     /// # Context
     /// Normal. `change` touches no managed memory, and neither allocates nor waits. A pager thread runs it, whose stack is
     /// never managed, even where the caller's is.
-    pub fn while_still<T: Send>(&self, change: impl FnOnce() -> T + Send) -> T {
+    ///
+    /// # Errors
+    /// [`Kind::Denied`](crate::Kind::Denied): the calling thread is in a protection domain without the right to change the region's mappings.
+    /// `change`, which the pager thread runs outside of all domains, has not run.
+    pub fn while_still<T: Send>(&self, change: impl FnOnce() -> T + Send) -> Result<T> {
+        protection::may_change(self.bound.start(), "change", &self.bound.name)?;
+        Ok(self.still(change))
+    }
+
+    fn still<T: Send>(&self, change: impl FnOnce() -> T + Send) -> T {
         let inner = self.inner();
         inner.on_pager_thread(move || with_gate_closed(inner, change))
     }
@@ -220,7 +230,7 @@ impl Region {
             // SAFETY: owned-range: nobody answers faults there, and nobody is to take what is absent for zero.
             let _ = unsafe { memory::protect(start, len, Access::None) };
         };
-        let mapped = self.while_still(move || {
+        let mapped = self.still(move || {
             // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
             unsafe { memory::map_anonymous(Place::Over(start), len, access)? };
             // SAFETY: owned-range: just mapped.

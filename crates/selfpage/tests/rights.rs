@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Sampling, Trap};
+use selfpage::{Answer, Domain, Guards, Kind, MemoryFault, Protection, Region, Sampling, Trap};
 
 #[path = "../../../tests/alone.rs"]
 mod alone;
@@ -164,6 +164,7 @@ fn calls<'a>(domain: &'a Domain, region: &'a Region, taken: &'a mut Snapshots) -
         ("prefetch", Box::new(|| region.prefetch(0, PAGE))),
         ("evict", Box::new(|| region.evict(0, 2 * PAGE).map(drop))),
         ("flush", Box::new(|| region.flush(0, PAGE))),
+        ("change", Box::new(|| region.while_still(|| region.set_guards(0, PAGE, Guards::Removed))?)),
         ("protect", Box::new(protect(Protection::Read))),
         ("unprotect", Box::new(protect(Protection::ReadWrite))),
         ("sample", Box::new(|| region.sample(Sampling::Whole).map(drop))),

@@ -148,18 +148,20 @@ impl Maps {
                 self.guarded.add(range);
             }
             MADV_GUARD_REMOVE => {
-                kernel(region.while_still(move || {
+                let removed = region.while_still(move || {
                     // SAFETY: raw-call: the program asked for it.
                     unsafe { guard(region, offset, start..start + len, Guards::Removed) }
-                }))?;
+                });
+                kernel(removed.map_err(|_| libc::EACCES)?)?;
                 self.guarded.remove(range);
             }
             // About dumps the kernel knows; our pages may move under it meanwhile.
             libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
-                kernel(region.while_still(move || {
+                let advised = region.while_still(move || {
                     // SAFETY: raw-call: the program asked for it.
                     unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
-                }))?;
+                });
+                kernel(advised.map_err(|_| libc::EACCES)?)?;
             }
             libc::MADV_WILLNEED => {
                 let _ = region.prefetch(offset, len);
@@ -202,7 +204,7 @@ impl Maps {
             if let Some((region, offset)) = managed.region_of(part.start) {
                 let part = part.clone();
                 // SAFETY: raw-call: the program gives up the guards, or what they stand in.
-                region.while_still(move || unsafe { guard(region, offset, part, Guards::Removed) });
+                let _ = region.while_still(move || unsafe { guard(region, offset, part, Guards::Removed) });
             }
             self.guarded.remove(part);
         }

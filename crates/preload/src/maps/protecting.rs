@@ -44,7 +44,7 @@ impl Maps {
             Part::Managed => {
                 let opened = if prot & ACCESS != 0 { range.clone() } else { range.start..range.start };
                 let offer = Offer::of(&opened).ok_or(libc::ENOMEM)?;
-                let changed = managed.maps.while_still(move || change(there));
+                let changed = managed.maps.while_still(move || change(there)).map_err(|_| libc::EACCES)?;
                 // Without room for one more mapping a part may have it.
                 if key.is_set() && (changed >= 0 || changed == -libc::ENOMEM as isize) {
                     managed::has_key();

@@ -31,7 +31,7 @@ pub unsafe fn mseal(address: usize, len: usize, flags: usize) -> isize {
     if !maps.sealed.has_room(1) || !maps.may_seal(managed, &range) {
         return -libc::ENOMEM as isize;
     }
-    let sealed = managed.maps.while_still(seal);
+    let sealed = managed.maps.while_still(seal).unwrap_or(-libc::EACCES as isize);
     if sealed >= 0 {
         // All of it, whatever it is part by part: no call gets further than to here.
         maps.sealed.add(range);
