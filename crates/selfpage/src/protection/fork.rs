@@ -43,6 +43,10 @@ pub(super) fn anew(here: &thread::Here, core: &Core) {
     let mut table = table::hold();
     let times = times(here, core);
     core.set_users(times);
+    if times > 0 && core.word().is_wide() {
+        // It may have become so while the thread did not count, and the whole process have other rights now.
+        table.stay_alone(stay(here.entered()));
+    }
     if let Some(register) = super::register() {
         // While it did not count, its keys may have come to other memory, and its word says nothing of what they are about now.
         if times > 0
@@ -56,4 +60,30 @@ pub(super) fn anew(here: &thread::Here, core: &Core) {
 
 fn times(here: &thread::Here, core: &Core) -> u64 {
     here.entered().filter(|entered| ptr::eq(*entered, core)).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ProtectionDomain, leave_slowly};
+    use super::*;
+    use crate::child::forked;
+
+    /// As a handler of a signal makes it that has forked in the middle of [`ProtectionDomain::enter`].
+    #[test]
+    fn a_domain_that_becomes_wide_while_its_thread_is_half_in_is_left_like_others() {
+        forked(|| {
+            let [domain, other] = ["half in", "other"].map(ProtectionDomain::new);
+            let core = &*domain.door.core;
+            thread::with(|here| {
+                core.begin_use();
+                core.set_wide(true);
+                let before = here.push(core).unwrap();
+                anew(here, core);
+                leave_slowly(here, before);
+                core.end_use();
+            });
+            drop(other.enter().unwrap());
+            drop(domain.enter().unwrap());
+        });
+    }
 }
