@@ -22,6 +22,7 @@ use super::{thread as own_thread, worker};
 use crate::domain::Inner;
 use crate::error::{Error, Result};
 use crate::handler::{Answer, FaultKind, Protection, Trouble};
+use crate::protection;
 use crate::pthread::{self, PROGRAM_STACK_BYTES};
 
 const MOST_THREADS: usize = 64;
@@ -177,6 +178,8 @@ extern "C" fn begin(given: *mut c_void) -> *mut c_void {
     signal::block_others_for_good();
     let _ = rustix::thread::set_name(c"selfpage-handler");
     own_thread::is_now_a_domains();
+    // Whoever starts it may be in a protection domain, and a system call of the program's handler on what that may not touch would fail.
+    protection::refresh();
     let inner = {
         // SAFETY: thread-owns-share: `start` waits until this has been said.
         let beginning = unsafe { &*given.cast::<Beginning>() };
