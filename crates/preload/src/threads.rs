@@ -86,8 +86,11 @@ fn watch() {
         if !filters::are_set() {
             COUNTED.set(thread::id());
         }
-        // SAFETY: c-library: a key that was created; the value is a number, the round to come.
-        unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(1)) };
+        // In a child that is forked as the thread ends the C library goes on with the round that it is in.
+        if !is_watched() {
+            // SAFETY: c-library: a key that was created; the value is a number, the round to come.
+            unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(1)) };
+        }
     }
 }
 
@@ -203,8 +206,13 @@ fn has_ended(stat: &str) -> bool {
 pub fn settle_in_child() {
     ALIVE.store((ALIVE.load(Ordering::SeqCst) >> 32).wrapping_add(1) << 32 | 1, Ordering::SeqCst);
     IS_AWAITED.store(false, Ordering::SeqCst);
+    let may_end_unheard = counts() && !is_watched();
     watch();
     watch::settle_in_child();
+    // It may be past its last round, or one that was not counted and is in any.
+    if may_end_unheard {
+        watch::begin();
+    }
 }
 
 /// Starts a thread of ours with signals blocked, which is not counted. Whether there is one.

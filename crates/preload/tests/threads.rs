@@ -43,3 +43,8 @@ fn a_thread_may_fork_before_it_has_begun() {
 fn a_thread_that_is_off_the_count_does_not_become_a_child_of_its_own() {
     end_well(&["forks_as_it_returns", "forks_as_it_exits"]);
 }
+
+#[test]
+fn a_child_that_is_forked_as_its_thread_ends_ends_with_it() {
+    end_well(&["forks_in_a_destructor", "forks_in_the_last_destructor", "forks_in_a_timers_destructor"]);
+}

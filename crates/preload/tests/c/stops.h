@@ -63,6 +63,6 @@ static void stop_before(const int *calls, size_t count, void (*there)(pid_t)) {
   there(traced), let_go(traced);
 }
 // What it may do there: send a signal, whose handler forks.
-static pid_t forked = -1;
+static volatile pid_t forked = -1;
 static void forks_there(int signal) { forked = fork(); }
 static void sends_it_a_signal(pid_t to) { CHECK(!syscall(SYS_tgkill, to, to, SIGUSR1)); }

@@ -83,6 +83,36 @@ static void forks_before_it_runs(void) {
   both_end_with(0);
 }
 
+// A child that is forked as its thread ends goes on with the end: in the first round of destructors, and in the last, after ours.
+static pthread_key_t forks_at_its_end;
+static void forks_then(void *left) {
+  if (left != (void *)1) CHECK(!pthread_setspecific(forks_at_its_end, (char *)left - 1));
+  else forked = fork();
+}
+static void *ends_in(void *rounds) {
+  CHECK(!pthread_setspecific(forks_at_its_end, rounds));
+  return 0;
+}
+static void forks_in_destructors_of(void *rounds) {
+  pthread_t thread;
+  CHECK(!pthread_key_create(&forks_at_its_end, forks_then));
+  CHECK(!pthread_create(&thread, 0, ends_in, rounds) && !pthread_join(thread, 0));
+  both_end_with(0);
+}
+static void forks_in_a_destructor(void) { forks_in_destructors_of((void *)1); }
+static void forks_in_the_last_destructor(void) { forks_in_destructors_of((void *)4); }
+// The C library starts a timer's thread itself.
+static void ends_for_a_timer(union sigval round) { ends_in(round.sival_ptr); }
+static void forks_in_a_timers_destructor(void) {
+  struct sigevent by_a_thread = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = ends_for_a_timer, .sigev_value.sival_ptr = (void *)1};
+  struct itimerspec once = {.it_value.tv_nsec = 1};
+  timer_t timer;
+  CHECK(!pthread_key_create(&forks_at_its_end, forks_then));
+  CHECK(!timer_create(CLOCK_MONOTONIC, &by_a_thread, &timer) && !timer_settime(timer, 0, &once, 0));
+  while (forked == -1) sched_yield();
+  both_end_with(0);
+}
+
 // The first thread ends, and is told to fork when it has been taken off the count. If it does, the child has that thread alone.
 static void until_the_first_has_ended(void) {
   for (char state = 0; state != 'Z'; ) {
@@ -140,5 +170,6 @@ static void timers_alone(void) {
 
 static const struct one_case cases[] = {
   CASE(forks_as_one_begins), CASE(forks_as_one_begins_in_c11), CASE(forks_as_none_begins),
-  CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits), CASE(timers_alone)};
+  CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits), CASE(timers_alone),
+  CASE(forks_in_a_destructor), CASE(forks_in_the_last_destructor), CASE(forks_in_a_timers_destructor)};
 int main(int argc, char **argv) { return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2; }
