@@ -124,6 +124,11 @@ pub fn starting_a_pager<T>(start: impl FnOnce() -> T) -> T {
     result
 }
 
+/// In a forked child no thread of ours is being started: another thread may have been about to, with signals blocked, and is not there.
+pub fn settle_in_child() {
+    STARTING.store(0, Ordering::SeqCst);
+}
+
 /// Small requests of the C library's stay out of the pager's way: among them are what threads and the loader stand on.
 const SMALL_BYTES: usize = 1024;
 /// And what the loader knows of a library, with its name: a forked child reads that to start a pager, when there is none yet.

@@ -112,6 +112,7 @@ extern "C" fn just_after_fork() {
 }
 
 extern "C" fn just_after_fork_in_child() {
+    heap::settle_in_child();
     managed::settle_in_child();
     just_after_fork();
 }

@@ -103,6 +103,16 @@ fn a_child_that_a_handler_forks_as_a_filter_is_set_knows_that_it_has_one() {
     }
 }
 
+/// A part of it is the C library's for itself, and a few threads'.
+const UNMANAGED_BYTES: u64 = 4 << 20;
+
+#[test]
+fn what_the_c_library_allocates_in_a_child_that_is_forked_as_a_watch_begins_is_managed() {
+    let Some(ran) = meanwhile("forks_as_its_watch_begins") else { return };
+    let unmanaged = ran.stats["unmanaged_bytes_max"].as_u64().unwrap();
+    assert!(evictions(&ran).len() == 2 && unmanaged < UNMANAGED_BYTES, "{}", ran.stats);
+}
+
 /// A case, under a filter that was there before `selfpage run`, as in a container.
 fn case_in_a_container(name: &str) -> Option<Ran> {
     let program = program()?;

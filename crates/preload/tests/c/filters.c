@@ -333,6 +333,29 @@ static void sets_an_empty_one(void) {
 static void executes_nothing(void) { CHECK(execl("/proc/self/nothing", "nothing", (char *)0) == -1 && errno == ENOENT); }
 static void sets_one_after_a_refusal(void) { sets_one_after(SYS_seccomp, sets_an_empty_one); }
 static void sets_one_after_an_exec(void) { sets_one_after(SYS_execve, executes_nothing); }
+// A child that another thread forks as a thread of ours begins, for the first filter: what the C library allocates there is the program's.
+static void *forks_there_and_allocates(void *of) {
+  wait_for(THERE);
+  pid_t child = fork();
+  if (!child) {
+    char *long_one = malloc(P << 7);
+    memset(long_one, 'a', P << 7), long_one[(P << 7) - 1] = 0;
+    for (int i = 0; i < 64; i++) CHECK(strdup(long_one));
+    exit(8);
+  }
+  *progress = DONE;
+  int status = status_of(child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 8);
+  return of;
+}
+static void forks_as_its_watch_begins(void) {
+  const int calls[] = {SYS_clone3, SYS_clone3};
+  stop_before(calls, 2, lets_it);
+  CHECK(!pthread_create(&other, 0, forks_there_and_allocates, 0));
+  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  CHECK(!pthread_join(other, 0));
+  say_ok(), exit(8);
+}
 // A record counts although it was written for a call that fails: another thread, which goes on only when that has, counted on it before.
 static volatile int is_late;
 static void fails_there(void) { is_late = 1, wait_for(THERE); }
@@ -420,7 +443,7 @@ static const struct one_case cases[] = {
   CASE(killed_child), CASE(child_asks), CASE(killed_by_what_it_inherits), CASE(killed_child_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
   CASE(executed), CASE(executed_where_threads_are_killed), CASE(forked_where_threads_are_killed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
-  CASE(killed_and_forked_just_before), CASE(killed_and_forked_as_its_watch_begins),
+  CASE(killed_and_forked_just_before), CASE(killed_and_forked_as_its_watch_begins), CASE(forks_as_its_watch_begins),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
   CASE(killed_for_managed_memory), CASE(trapped), CASE(executed_to_be_trapped), CASE(executes_as_one_fails), CASE(exits_as_one_fails), CASE(for_all_but_one)};
 int main(int argc, char **argv) {
