@@ -92,7 +92,7 @@ fn huge_pages_over() {
 
 rows! {
     of "unwinding":
-    through_mmap, through_execl, each_has_rules, trapped,
+    through_mmap, through_execl, each_has_rules, trapped, trapped_and_made,
 }
 
 rows! {

@@ -29,8 +29,18 @@ const DROPS: [i32; 6] = [
     MADV_GUARD_INSTALL,
 ];
 
-/// Of these a thread of the program's may be told, for which the kernel waits (userfaultfd): not under our lock, for which that may be waiting.
-const WAITS: [i32; 4] = [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_REMOVE, MADV_DONTNEED_LOCKED];
+/// Of these a thread of the program's may be told, for which the kernel waits (userfaultfd), or may serve the file: not under our lock, for
+/// which that may be waiting.
+const WAITS: [i32; 8] = [
+    libc::MADV_DONTNEED,
+    libc::MADV_FREE,
+    libc::MADV_REMOVE,
+    MADV_DONTNEED_LOCKED,
+    libc::MADV_WILLNEED,
+    MADV_COLD,
+    MADV_PAGEOUT,
+    MADV_COLLAPSE,
+];
 
 /// madvise(2).
 ///
@@ -105,7 +115,9 @@ impl Maps {
         match part {
             Part::Managed => self.advise_managed(managed, range, advice),
             Part::Free => advise_by_kernel(NOWHERE, advice),
-            Part::Foreign | Part::Outside => advise_by_kernel(range, advice),
+            Part::Outside => advise_by_kernel(range, advice),
+            // As for mprotect(2): a filter would kill this thread.
+            Part::Foreign => managed.maps.while_still(move || advise_by_kernel(range, advice)),
         }
     }
 

@@ -59,8 +59,14 @@ impl Maps {
                 self.note_access(range, prot);
                 Ok(())
             }
-            Part::Outside | Part::Foreign => {
+            Part::Outside => {
                 kernel(change(there))?;
+                self.note_unmanaged_access(&range, prot);
+                Ok(())
+            }
+            // Under our lock signals are blocked, and a handler of the program's has been asked: a filter would kill this thread.
+            Part::Foreign => {
+                kernel(managed.maps.while_still(move || change(there)))?;
                 self.note_unmanaged_access(&range, prot);
                 Ok(())
             }
