@@ -175,17 +175,15 @@ pub(super) fn map_elsewhere(
         return map(0, 0);
     }
     // Huge ones, of which whole ones would replace more than was asked for, cannot be mapped where none begins.
-    loop {
-        let whole = len.checked_add(2 * PAGE).ok_or(libc::ENOMEM)?;
-        let free = sys::reserve(whole).ok_or(libc::ENOMEM)?;
-        unmap_elsewhere(free, whole);
-        let at = if free.is_multiple_of(USUAL) { free + PAGE } else { free };
-        match map(at, libc::MAP_FIXED_NOREPLACE) {
-            // Somebody else has it by now.
-            Err(libc::EEXIST) => {}
-            mapped => return mapped,
-        }
+    let whole = len.checked_add(2 * PAGE).ok_or(libc::ENOMEM)? & !(PAGE - 1);
+    let free = sys::reserve(whole).ok_or(libc::ENOMEM)?;
+    let at = if free.is_multiple_of(USUAL) { free + PAGE } else { free };
+    let mapped = map(at, libc::MAP_FIXED);
+    let there = mapped.map_or(at..at, |_| at..at + len.next_multiple_of(PAGE));
+    for rest in [free..there.start, there.end..free + whole].iter().filter(|rest| !rest.is_empty()) {
+        unmap_elsewhere(rest.start, rest.len());
     }
+    mapped
 }
 
 /// Ends what was mapped at some other place for a call that failed.

@@ -121,9 +121,9 @@ static void huge_pages_over(void) {
     CHECK(!munmap(p, 8 * MIB) && (!kind || !close(file)));
   }
 }
-static void over_and_around(int file, int may) { // nothing beside what is mapped goes, whether it may be or not
+static void over_and_around(int file, int type, int may) { // nothing beside what is mapped goes, whether it may be or not
   char *p = full(8 * MIB), *at = (char *)(((uintptr_t)p + 2 * MIB - 1) & -(2 * MIB));
-  const int is_over = mmap(at, P, 3, MAP_FIXED | MAP_SHARED, file, 0) == at, error = errno;
+  const int is_over = mmap(at, P, 3, MAP_FIXED | type, file, 0) == at, error = errno;
   const size_t after = at - p + (is_over ? P : 0);
   same(p, 0, at - p), same(p, after, 8 * MIB), flood(), same(p, after, 8 * MIB);
   CHECK((may ? is_over : !is_over && error == EINVAL) && !munmap(p, 8 * MIB));
@@ -133,7 +133,8 @@ static void huge_files_over(void (*before)(void)) {
   void *can = huge < 0 ? MAP_FAILED : mmap(0, 2 * MIB, 3, MAP_SHARED, huge, 0);
   if (can == MAP_FAILED) { puts("no huge pages"); exit(0); }
   CHECK(!munmap(can, 2 * MIB) && other >= 0 && !ftruncate(other, 2 * MIB));
-  before(), over_and_around(other, 1), over_and_around(huge, 0);
+  before();
+  for (int type = MAP_SHARED; type <= MAP_SHARED_VALIDATE; type++) over_and_around(other, type, 1), over_and_around(huge, type, 0);
 }
 static void filter(int call, unsigned action) {
   struct sock_filter one[] = {
