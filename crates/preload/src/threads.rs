@@ -10,7 +10,6 @@ use selfpage::cancel::Uncancelled;
 use selfpage_core::linux::{signal, thread};
 use selfpage_heap::next;
 
-use crate::sys::Quiet;
 use crate::{filters, heap, maps, process, sys, watch};
 
 /// What a thread runs.
@@ -215,17 +214,17 @@ pub fn settle_in_child() {
     }
 }
 
-/// Starts a thread of ours with signals blocked, which is not counted. Whether there is one.
-pub fn start_own(body: Start) -> bool {
-    let _quiet = Quiet::begin();
+/// Starts a thread of ours, which is not counted, and has the caller's signals blocked: all of them. Its name, which is to be detached, if
+/// there is one.
+pub fn start_own(body: Start) -> Option<libc::pthread_t> {
     let (mut thread, mut attributes) = (0, MaybeUninit::uninit());
     // SAFETY: c-library: attributes that are set up, and a function that stays loaded and takes nothing.
-    heap::starting_a_pager(|| unsafe {
+    let error = heap::starting_a_pager(|| unsafe {
         libc::pthread_attr_init(attributes.as_mut_ptr());
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), OWN_STACK_BYTES);
-        next_create()(&raw mut thread, attributes.as_ptr(), body, std::ptr::null_mut()) == 0
-    })
+        next_create()(&raw mut thread, attributes.as_ptr(), body, std::ptr::null_mut())
+    });
+    (error == 0).then_some(thread)
 }
 
 /// The calling thread is a new one.

@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use selfpage_core::linux::{futex, thread};
 
-use crate::sys::{self, call};
+use crate::sys::{self, Quiet, call};
 use crate::{filters, heap, process, record, threads};
 
 /// How often it looks once the first thread has ended and others run. So does the last thread that is counted.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How often one who waits for it to begin looks whether it still is.
+const WORD_US: u32 = 100_000;
 
 /// The watch's number; 0: there is none.
 static TID: AtomicU32 = AtomicU32::new(0);
@@ -48,14 +51,27 @@ pub fn settle_in_child() {
     }
 }
 
-/// Has it watch. When this returns it is known, or there is no thread to be had.
+/// Has it watch. When this returns it is known, or there is no thread to be had, or a filter that was there before has ended it.
 pub fn begin() {
+    // A child that a handler forked while this one waits would wait for a thread that it does not have.
+    let _quiet = Quiet::begin();
     // Two threads that come here at once start one each, and the second ends.
-    if TID.load(Ordering::SeqCst) == 0 && threads::start_own(watch) {
-        while TID.load(Ordering::SeqCst) == 0 {
-            let _ = futex::wait(&TID, 0, 0);
+    if TID.load(Ordering::SeqCst) == 0
+        && let Some(thread) = threads::start_own(watch)
+    {
+        while TID.load(Ordering::SeqCst) == 0 && !has_ended(thread) {
+            let _ = futex::wait(&TID, 0, WORD_US);
         }
+        // SAFETY: c-library: it was started, and nobody will join it.
+        unsafe { libc::pthread_detach(thread) };
     }
+}
+
+/// Whether the kernel has told the C library, by a word of the thread's own, that it has ended. A filter may forbid to ask the kernel itself.
+fn has_ended(thread: libc::pthread_t) -> bool {
+    let mut clock = 0;
+    // SAFETY: c-library: a thread that was started, and neither joined nor detached.
+    unsafe { libc::pthread_getcpuclockid(thread, &raw mut clock) == libc::ESRCH }
 }
 
 /// The watch's number, if there is one.

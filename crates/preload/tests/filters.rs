@@ -235,6 +235,12 @@ fn a_program_that_is_executed_under_a_filter_runs_without_a_domain() {
 }
 
 #[test]
+fn a_program_whose_watch_a_filter_kills_runs_without_it() {
+    let Some(ran) = case("executed_where_its_watch_is_killed") else { return };
+    assert_eq!((ran.code(), ran.text(), ran.errors()), (0, "ok\n".into(), String::new()));
+}
+
+#[test]
 fn a_child_whose_pager_threads_a_filter_kills_ends() {
     let Some(ran) = case("forked_where_threads_are_killed") else { return };
     assert_eq!((ran.code(), ran.text().as_str()), (8, "ok\n"), "{}", ran.errors());

@@ -428,6 +428,7 @@ static void executes_echo_without(int call, unsigned action) {
 }
 static void executed(void) { executes_echo_without(SYS_unshare, SECCOMP_RET_ERRNO | ENOSYS); }
 static void executed_where_threads_are_killed(void) { executes_echo_without(SYS_unshare, SECCOMP_RET_KILL_THREAD); }
+static void executed_where_its_watch_is_killed(void) { executes_echo_without(SYS_chdir, SECCOMP_RET_KILL_THREAD); }
 static void forked_where_threads_are_killed(void) {
   forbid(SYS_unshare, SECCOMP_RET_KILL_THREAD);
   pid_t child = fork();
@@ -441,7 +442,7 @@ static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(child_asks), CASE(killed_by_what_it_inherits), CASE(killed_child_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
-  CASE(executed), CASE(executed_where_threads_are_killed), CASE(forked_where_threads_are_killed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
+  CASE(executed), CASE(executed_where_threads_are_killed), CASE(executed_where_its_watch_is_killed), CASE(forked_where_threads_are_killed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
   CASE(killed_and_forked_just_before), CASE(killed_and_forked_as_its_watch_begins), CASE(forks_as_its_watch_begins),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
