@@ -1,6 +1,6 @@
 //! A thread of ours that sees when the program has none left. Where a filter of system calls ends the last one nobody else would hear of it,
 //! and pager threads would keep the process for ever. It is started before the first filter is set; where there is one already, as in a
-//! container, as the program is loaded.
+//! container with a seccomp profile (Docker's default), as the program is loaded.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
