@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
+use rustix::mm::ProtFlags;
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
@@ -18,6 +19,7 @@ use selfpage_core::sync::Ordering;
 use super::Noted;
 use crate::FileAccess;
 use crate::error::{Error, Kind, Result};
+use crate::store::page_cache::ReadLock;
 use crate::store::{Alone, Blok, Descriptor, IoChoice, LOCKED, Numbered, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
 
@@ -30,7 +32,7 @@ const MOST_IN_TRAP: usize = 16;
 
 /// A part of a file as memory: a memory map with a budget and a policy.
 ///
-/// Reads go past the kernel's page cache where the file system allows (`O_DIRECT`), and never wait for the file's lock: a
+/// Reads go past the kernel's page cache where the file system allows (`O_DIRECT`), and do not wait for the file's lock: a
 /// program that writes to the file from absent pages of this very region would otherwise wait for itself. A page that does
 /// not read back as it was filled has been written to, and is saved in place.
 ///
@@ -41,6 +43,8 @@ pub struct File {
     direct: Option<Descriptor>,
     /// Through the page cache: the last part of a page, and whenever the other must not wait.
     buffered: Descriptor,
+    /// Which reads would.
+    read_lock: ReadLock,
     /// Page 0 of the region is this page of the file.
     first: u64,
     access: FileAccess,
@@ -64,6 +68,7 @@ pub(crate) struct Opened {
     path: PathBuf,
     direct: Option<Descriptor>,
     buffered: Descriptor,
+    read_lock: ReadLock,
     first: u64,
     access: FileAccess,
     offset_bytes: u64,
@@ -101,11 +106,15 @@ impl Opened {
                 "it is not a regular file with a length: copy what it holds into one",
             ));
         }
-        if access == FileAccess::ReadWrite && !page_cache::takes_mappings(&buffered) {
+        let rights = if access == FileAccess::ReadWrite { page_cache::WRITING } else { ProtFlags::READ };
+        let takes_mappings = page_cache::takes_mappings(&buffered, rights);
+        if access == FileAccess::ReadWrite && !takes_mappings {
             let cause = "it takes no shared mappings (its file system has none, or it is sealed), by which changed pages are saved where its lock \
                          is taken; open it with FileAccess::Read, or copy it to another file system";
             return Err(Error::new(Kind::Unsupported, "map", object, cause));
         }
+        // Without mappings there is no other way.
+        let read_lock = if takes_mappings { ReadLock::of(&buffered) } else { ReadLock::Direct };
         let buffered = Descriptor::new(buffered.into()).map_err(failed)?;
         let direct = options.custom_flags(libc::O_NONBLOCK | libc::O_DIRECT).open(path).ok();
         let direct = direct.map(|file| Descriptor::new(file.into())).transpose().map_err(failed)?;
@@ -113,6 +122,7 @@ impl Opened {
             // By that name there may be another file by now.
             direct: direct.filter(|direct| direct.is_alike(&buffered)),
             buffered,
+            read_lock,
             path: path.into(),
             first: offset_bytes / PAGE,
             access,
@@ -146,10 +156,11 @@ impl Opened {
 
 impl File {
     pub(crate) fn new(opened: Opened, noted: Noted, tails: Table<AtomicU16>) -> File {
-        let Opened { direct, buffered, first, access, .. } = opened;
+        let Opened { direct, buffered, read_lock, first, access, .. } = opened;
         File {
             direct,
             buffered,
+            read_lock,
             first,
             access,
             // What makes no sense there is what a store complains of.
@@ -218,7 +229,7 @@ impl File {
         }
         let mut slices: ArrayVec<IoSliceMut<'_>, N> =
             pages.iter_mut().map(|page| IoSliceMut::new(page.bytes.get_mut())).collect();
-        let read = self.read_vectors(context, &mut slices, offset)?;
+        let read = self.read_vectors(context, &mut slices, offset, there)?;
         drop(slices);
         if (read as u64) < there {
             return Err(PagerError::Truncated);
@@ -238,22 +249,33 @@ impl File {
     }
 
     /// Reads past the page cache unless that would have to wait for the file's lock, which a thread may hold that waits for
-    /// this page: a read through the cache does not take it.
+    /// this page. Where a read through the cache may take it too, it does not wait either; then that is left to a mapping of the file, and in a
+    /// trap to a pager thread. `there`: how much of it the file has.
     fn read_vectors(
         &self,
         context: Context,
         slices: &mut [IoSliceMut<'_>],
         offset: u64,
+        there: u64,
     ) -> std::result::Result<usize, PagerError> {
         let whole: usize = slices.iter().map(|slice| slice.len()).sum();
         // Looked at after the read: before it, the number could become another file's in between.
         let is_of = |file: &Descriptor| context != Context::Trap || file.is_ours();
         if let Some(direct) = &self.direct
+            && self.read_lock != ReadLock::DirectAlways
             && let Ok(read) = preadv2(direct.borrow(), slices, offset, ReadWriteFlags::NOWAIT)
             && read == whole
             && is_of(direct)
         {
             return Ok(read);
+        }
+        if self.read_lock == ReadLock::All {
+            let read = preadv2(self.buffered.borrow(), slices, offset, ReadWriteFlags::NOWAIT);
+            return match read {
+                Ok(read) if read as u64 >= there && is_of(&self.buffered) => Ok(read),
+                _ if context == Context::Trap => Err(PagerError::WrongContext),
+                _ => page_cache::read(self.buffered.borrow(), offset, slices),
+            };
         }
         loop {
             match preadv(self.buffered.borrow(), slices, offset) {

@@ -6,10 +6,10 @@ use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Trap};
 
-use crate::own_file::{done, limit_file_size, mount_ext4};
+use crate::formatted::{Kind as FileSystem, done, mount};
+use crate::own_file::limit_file_size;
 use crate::own_stack::on_stack_in;
 use crate::scenario::{PAGE, here, in_child, number_pages};
-use crate::skip::skip;
 
 const PAGES: usize = 4096;
 const FRAMES: usize = 256;
@@ -91,10 +91,7 @@ fn a_file_that_was_left_past_the_page_cache_is_written_to_all_the_same() {
     in_child(here!(), "", || {
         let dir = tempfile::tempdir().unwrap();
         // Its disk reads and writes whole sectors, from and to addresses of whole sectors.
-        let disk = match mount_ext4(dir.path(), 8 << 20) {
-            Ok(disk) => disk,
-            Err(remedy) => return skip("mount", remedy),
-        };
+        let Some(disk) = mount(FileSystem::Ext4, dir.path(), 8 << 20) else { return };
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let mut region = domain.region(FRAMES / 4 * PAGE).zero().unwrap();
         number_pages(&mut region);

@@ -13,6 +13,8 @@ mod filter;
 mod filtered;
 mod forked;
 mod forks_within;
+#[path = "../disk/formatted.rs"]
+mod formatted;
 mod given_up;
 mod held;
 mod imaged;
@@ -23,6 +25,7 @@ mod lent_over_forks;
 mod lifetime;
 #[path = "../../../../tests/limited_group.rs"]
 mod limited_group;
+mod locked_file;
 mod locking;
 mod low_numbers;
 mod managed_stack;

@@ -11,15 +11,16 @@ use selfpage::pager::UserPager;
 use selfpage::{Domain, FileAccess, Kind, Region, Trap};
 use selfpage_core::addr::PageBytes;
 
+use crate::formatted::{Kind as FileSystem, done, mount};
 use crate::lent::Names;
 use crate::scenario::{PAGE, here, in_child, pages, until};
 use crate::tried;
 
-const FRAMES: usize = 64;
-const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+pub const FRAMES: usize = 64;
+pub const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
 
 /// A file whose pages hold their numbers all over.
-fn numbered(dir: &tempfile::TempDir, count: usize) -> std::path::PathBuf {
+pub fn numbered(dir: &tempfile::TempDir, count: usize) -> std::path::PathBuf {
     let path = dir.path().join("data");
     let bytes: Vec<u8> = (0..count).flat_map(|index| [index as u64 + 1; 512]).flat_map(u64::to_le_bytes).collect();
     std::fs::write(&path, bytes).unwrap();
@@ -100,27 +101,30 @@ fn cached_pages(file: &File) -> usize {
     held.iter().filter(|byte| **byte & 1 == 1).count()
 }
 
-/// A directory on ext4: on the disk of all other tests, or on one of this process's own. `None`: there is none here, and that is said.
-fn on_ext4() -> Option<tempfile::TempDir> {
+/// What regions over files are tried on.
+pub const FILE_SYSTEMS: [FileSystem; 3] = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
+
+/// A directory on such a file system: on the disk of all other tests, or on one of this process's own. `None`: there is none here, and that is
+/// said.
+pub fn on(kind: FileSystem) -> Option<tempfile::TempDir> {
     let dir = on_disk();
     // SAFETY: test: the kernel writes to what is ours.
-    let kind = unsafe {
+    let found = unsafe {
         let (file, mut about) = (File::open(dir.path()).unwrap(), std::mem::zeroed::<libc::statfs>());
         assert_eq!(libc::fstatfs(file.as_raw_fd(), &mut about), 0);
         about.f_type
     };
-    if kind == libc::EXT4_SUPER_MAGIC {
-        return Some(dir);
+    match found == libc::EXT4_SUPER_MAGIC && kind == FileSystem::Ext4 {
+        true => Some(dir),
+        false => on_its_own(kind),
     }
+}
+
+/// The same, on a disk of this process's own.
+pub fn on_its_own(kind: FileSystem) -> Option<tempfile::TempDir> {
     // The parent takes it away: here the disk is in it.
     let around = tempfile::tempdir().unwrap().keep();
-    match mount_ext4(&around, 64 << 20) {
-        Ok(disk) => Some(tempfile::tempdir_in(disk).unwrap()),
-        Err(remedy) => {
-            crate::skip::skip("mount", &format!("/var/tmp is not on ext4: {remedy}"));
-            None
-        }
-    }
+    mount(kind, &around, 256 << 20).map(|disk| tempfile::tempdir_in(disk).unwrap())
 }
 
 #[test]
@@ -130,7 +134,7 @@ fn a_file_that_nobody_has_written_to_yet_is_saved_past_the_cache() {
 
 fn nobody_has_written_to_it() {
     // Others let such a file be written to at once.
-    let Some(dir) = on_ext4() else { return };
+    let Some(dir) = on(FileSystem::Ext4) else { return };
     let path = numbered(&dir, 4 * FRAMES);
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     // What the kernel knows of an inode that it has just read: it has the set-user bit looked for at the next write.
@@ -254,7 +258,7 @@ fn flushed_is_on_disk() {
 }
 
 /// Writes `len` bytes of the region at `from` into the file at `to`, in one call.
-fn write_own(file: &File, region: &Region, from: usize, len: usize, to: usize) -> isize {
+pub fn write_own(file: &File, region: &Region, from: usize, len: usize, to: usize) -> isize {
     let at = region.as_ptr().wrapping_add(from);
     // SAFETY: test: the kernel reads the region's memory.
     unsafe { libc::pwrite(file.as_raw_fd(), at.cast(), len, to as i64) }
@@ -275,83 +279,95 @@ fn over_its_own(dir: &tempfile::TempDir, count: usize) -> Option<(Domain, Region
 
 #[test]
 fn written_into_its_own_file_while_absent() {
-    in_child(here!(), "", || {
-        let Some(dir) = on_ext4() else { return };
-        let count = 8 * FRAMES;
-        let Some((domain, mut region, file)) = over_its_own(&dir, count) else { return };
-        // The second half changes all the time: there is always something to save, to the very file.
-        for round in 0..3u64 {
-            for page in &mut region.as_mut_slice::<[u64; 512]>()[count / 2..] {
-                page[1] = 1000 + round;
-            }
-            let shared = &region;
-            std::thread::scope(|scope| {
-                for thread in 0..4 {
-                    let (file, region) = (&file, shared);
-                    scope.spawn(move || {
-                        // Many pages in one call, each of them absent: onto themselves.
-                        let part = count / 2 / 4;
-                        let from = thread * part * PAGE;
-                        for step in 0..4 {
-                            let len = part / 4 * PAGE;
-                            let at = from + step * len;
-                            assert_eq!(write_own(file, region, at, len, at), len as isize);
-                        }
-                        // And what has changed, and may be on its way to the file just now.
-                        let at = (count / 2 + thread * part) * PAGE;
-                        assert_eq!(write_own(file, region, at, part * PAGE, at), (part * PAGE) as isize);
-                    });
+    for kind in FILE_SYSTEMS {
+        in_child(here!(), kind.name(), || {
+            let Some(dir) = on(kind) else { return };
+            let count = 8 * FRAMES;
+            let Some((domain, mut region, file)) = over_its_own(&dir, count) else { return };
+            // The second half changes all the time: there is always something to save, to the very file.
+            for round in 0..3u64 {
+                for page in &mut region.as_mut_slice::<[u64; 512]>()[count / 2..] {
+                    page[1] = 1000 + round;
                 }
-            });
-            for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
-                assert_eq!(page[0], index as u64 + 1, "page {index}");
-                assert!(index < count / 2 || page[1] == 1000 + round, "page {index}: {}", page[1]);
+                let shared = &region;
+                std::thread::scope(|scope| {
+                    for thread in 0..4 {
+                        let (file, region) = (&file, shared);
+                        scope.spawn(move || {
+                            // Many pages in one call, each of them absent: onto themselves.
+                            let part = count / 2 / 4;
+                            let from = thread * part * PAGE;
+                            for step in 0..4 {
+                                let len = part / 4 * PAGE;
+                                let at = from + step * len;
+                                assert_eq!(write_own(file, region, at, len, at), len as isize);
+                            }
+                            // And what has changed, and may be on its way to the file just now.
+                            let at = (count / 2 + thread * part) * PAGE;
+                            assert_eq!(write_own(file, region, at, part * PAGE, at), (part * PAGE) as isize);
+                        });
+                    }
+                });
+                for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
+                    assert_eq!(page[0], index as u64 + 1, "page {index}");
+                    assert!(index < count / 2 || page[1] == 1000 + round, "page {index}: {}", page[1]);
+                }
             }
-        }
-        region.flush(0, region.len_bytes()).unwrap();
-        println!("{:?}", domain.stats().counts);
-    })
-    .well();
+            region.flush(0, region.len_bytes()).unwrap();
+            println!("{:?}", domain.stats().counts);
+        })
+        .well();
+    }
 }
 
 #[test]
 fn written_into_its_own_file_while_others_change_everything() {
-    in_child(here!(), "", || {
-        let Some(dir) = on_ext4() else { return };
-        let count = 4 * FRAMES;
-        let Some((domain, region, file)) = over_its_own(&dir, count) else { return };
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for thread in 0..3 {
-                let (region, stop) = (&region, &stop);
-                scope.spawn(move || {
-                    let mut turn = 0u64;
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                        turn += 1;
-                        for index in (thread..count).step_by(3) {
-                            // SAFETY: test: a word of the region that this thread alone writes.
-                            unsafe { region.as_ptr().add(index * PAGE + 8).cast::<u64>().write_volatile(turn) };
+    for kind in FILE_SYSTEMS {
+        in_child(here!(), kind.name(), || {
+            let Some(dir) = on(kind) else { return };
+            let count = 4 * FRAMES;
+            let Some((domain, region, file)) = over_its_own(&dir, count) else { return };
+            let stop = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for thread in 0..3 {
+                    let (region, stop) = (&region, &stop);
+                    scope.spawn(move || {
+                        let mut turn = 0u64;
+                        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                            turn += 1;
+                            for index in (thread..count).step_by(3) {
+                                // SAFETY: test: a word of the region that this thread alone writes.
+                                unsafe { region.as_ptr().add(index * PAGE + 8).cast::<u64>().write_volatile(turn) };
+                            }
                         }
-                    }
-                });
+                    });
+                }
+                for round in 0..40 {
+                    let from = round % 4 * FRAMES * PAGE;
+                    // Behind the region's part of the file, so that only the lock is shared.
+                    assert_eq!(write_own(&file, &region, from, FRAMES * PAGE, count * PAGE), (FRAMES * PAGE) as isize);
+                }
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            for index in 0..pages(&region) {
+                assert_eq!(region.as_slice::<[u64; 512]>()[index][0], index as u64 + 1, "page {index}");
             }
-            for round in 0..40 {
-                let from = round % 4 * FRAMES * PAGE;
-                // Behind the region's part of the file, so that only the lock is shared.
-                assert_eq!(write_own(&file, &region, from, FRAMES * PAGE, count * PAGE), (FRAMES * PAGE) as isize);
-            }
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        });
-        for index in 0..pages(&region) {
-            assert_eq!(region.as_slice::<[u64; 512]>()[index][0], index as u64 + 1, "page {index}");
-        }
-        println!("{:?}", domain.stats().counts);
-    })
-    .well();
+            println!("{:?}", domain.stats().counts);
+        })
+        .well();
+    }
 }
 
 /// Says that a page is wanted, which comes once the test has seen enough.
-struct Later(Mutex<(Sender<()>, Receiver<()>)>);
+pub struct Later(Mutex<(Sender<()>, Receiver<()>)>);
+
+impl Later {
+    /// It, where it says so, and what the test drops once it has seen enough.
+    pub fn new() -> (Later, Receiver<()>, Sender<()>) {
+        let ((wants, wanted), (enough, told)) = (channel(), channel());
+        (Later(Mutex::new((wants, told))), wanted, enough)
+    }
+}
 
 impl UserPager for Later {
     fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
@@ -370,11 +386,11 @@ impl UserPager for Later {
 #[test]
 fn files_are_lent_while_another_is_locked() {
     in_child(here!(), "", || {
-        let Some(dir) = on_ext4() else { return };
+        let Some(dir) = on(FileSystem::Ext4) else { return };
         let Some((domain, mut region, file)) = over_its_own(&dir, 2 * FRAMES) else { return };
-        let ((wants, wanted), (enough, told)) = (channel(), channel());
+        let (later, wanted, enough) = Later::new();
         let other = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let later = other.region(PAGE).user(Later(Mutex::new((wants, told)))).unwrap();
+        let later = other.region(PAGE).user(later).unwrap();
         std::thread::scope(|scope| {
             // So that it goes on whatever becomes of this thread.
             let (enough, file) = (enough, &file);
@@ -438,41 +454,12 @@ fn saved_after_the_first_thread_has_ended() {
     .well();
 }
 
-/// Runs a program, and says whether it did what it was told.
-/// Whether a program did what it was to.
-pub fn done(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
-    let ended = std::process::Command::new(program).args(arguments).output();
-    ended.is_ok_and(|ended| ended.status.success())
-}
-
-/// A disk of 32 MiB with ext4: behind it is a file on one of memory, which has room for so many bytes of it.
-pub fn mount_ext4(dir: &std::path::Path, room_bytes: usize) -> Result<std::path::PathBuf, &'static str> {
-    let (memory, disk) = (dir.join("memory"), dir.join("disk"));
-    let image = memory.join("image");
-    std::fs::create_dir(&memory).unwrap();
-    std::fs::create_dir(&disk).unwrap();
-    crate::disk::mount(&memory, room_bytes).map_err(|_| "run as root")?;
-    File::create(&image).unwrap().set_len(32 << 20).unwrap();
-    let image = image.as_os_str();
-    let options = ["-q", "-F", "-b4096", "-O^has_journal", "-Elazy_itable_init=0"].map(std::ffi::OsStr::new);
-    if !done("mkfs.ext4", &[&options[..], &[image]].concat()) {
-        return Err("install e2fsprogs");
-    }
-    if !done("mount", &["-oloop".as_ref(), image, disk.as_os_str()]) {
-        return Err("the kernel has no loop devices");
-    }
-    Ok(disk)
-}
-
 #[test]
 fn what_a_disk_did_not_take_is_told_each_time() {
     in_child(here!(), "", || {
         let dir = tempfile::tempdir().unwrap();
         // There is room for what the disk holds, and for nothing more.
-        let disk = match mount_ext4(dir.path(), 8 << 20) {
-            Ok(disk) => disk,
-            Err(remedy) => return crate::skip::skip("mount", remedy),
-        };
+        let Some(disk) = mount(FileSystem::Ext4, dir.path(), 8 << 20) else { return };
         let path = disk.join("data");
         let file = File::create(&path).unwrap();
         // Blocks of the file system that are in no memory yet.

@@ -1,23 +1,55 @@
-//! Writing to a file without its lock: into a shared mapping of it. A thread that holds the lock may wait for us.
+//! Reading and writing a file without its lock: by a shared mapping of it. A thread that holds the lock may wait for us.
 
 use std::ffi::c_void;
+use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
 use arrayvec::ArrayVec;
-use rustix::fs::fstat;
-use rustix::io::pread;
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstat, fstatfs, statx};
+use rustix::io::{Errno, pread};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::pager::PagerError;
 
 /// Pages in one window (IOV_MAX is 1024).
 pub const MOST: usize = 512;
+/// What a window is mapped for that is written to.
+pub const WRITING: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Whether the file system of this file, opened for reading and writing, lets it be written to so: FUSE with `direct_io`, 9p without a
-/// cache that writes back, and files sealed against writing do not.
-pub fn takes_mappings(file: impl AsFd) -> bool {
-    match Window::over(file, 0, PAGE_BYTES) {
+/// Which reads of a file wait for its lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadLock {
+    /// None but those past the page cache, and these can be told not to wait.
+    Direct,
+    /// The same, and these wait whatever they are told.
+    DirectAlways,
+    /// All that are not told otherwise.
+    All,
+}
+
+impl ReadLock {
+    /// As the sources of Linux 6.18 have it. What is not known there may take it.
+    pub fn of(file: impl AsFd) -> ReadLock {
+        let kind = fstatfs(&file).map_or(0, |about| about.f_type);
+        let dax = || {
+            let about = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
+            about.is_ok_and(|about| about.stx_attributes.contains(StatxAttributes::DAX))
+        };
+        match kind {
+            libc::BTRFS_SUPER_MAGIC => ReadLock::DirectAlways,
+            libc::TMPFS_MAGIC => ReadLock::Direct,
+            // Memory on its bus it does not cache, and there the lock is taken.
+            libc::EXT4_SUPER_MAGIC if !dax() => ReadLock::Direct,
+            _ => ReadLock::All,
+        }
+    }
+}
+
+/// Whether the file system of this file, opened for what the mapping is to be for, lets it be mapped so: FUSE with `direct_io`, 9p without a
+/// cache, and, to write, files sealed against that do not.
+pub fn takes_mappings(file: impl AsFd, rights: ProtFlags) -> bool {
+    match Window::over(file, 0, PAGE_BYTES, rights) {
         Err(PagerError::Io(errno)) => says_nothing_of_the_file(errno),
         _ => true,
     }
@@ -26,6 +58,22 @@ pub fn takes_mappings(file: impl AsFd) -> bool {
 /// Whether a mapping that failed so may succeed another time.
 const fn says_nothing_of_the_file(errno: i32) -> bool {
     matches!(errno, libc::ENOMEM | libc::EAGAIN)
+}
+
+/// Reads what the file has from `offset` on, which is a page's, into neighbouring pages, and says how many bytes that are.
+///
+/// # Context
+/// PagerThread.
+///
+/// # Errors
+/// A page that the file has could not be had.
+pub fn read(file: impl AsFd, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<usize, PagerError> {
+    let len_bytes = into.iter().map(|slice| slice.len()).sum();
+    let read = Window::over(&file, offset, len_bytes, ProtFlags::READ)?.read(into)?;
+    // Only now: the mapping is zero behind the end, also where that has come nearer meanwhile.
+    let len = fstat(&file).map_err(failed)?.st_size as u64;
+    let there = len.saturating_sub(offset).min(len_bytes as u64) as usize;
+    if read < there { Err(PagerError::Io(libc::EIO)) } else { Ok(there) }
 }
 
 /// Writes these parts of a page at `offset`, which is the page's. The file never grows by it.
@@ -41,7 +89,7 @@ pub fn write(
     page: &PageBytes,
     mut parts: impl Iterator<Item = Range<usize>>,
 ) -> Result<(), PagerError> {
-    let window = Window::over(&file, offset, PAGE_BYTES)?;
+    let window = Window::over(&file, offset, PAGE_BYTES, WRITING)?;
     parts.try_for_each(|part| match window.write(part.start, &[vector(&page[part.clone()])])? {
         written if written == part.len() => Ok(()),
         _ => Err(why_not(&file, offset + part.end as u64)),
@@ -61,7 +109,7 @@ pub fn write_pages<'p>(
     pages: impl Iterator<Item = &'p PageBytes>,
 ) -> Result<(), (usize, PagerError)> {
     let vectors: ArrayVec<libc::iovec, MOST> = pages.map(|page| vector(page)).collect();
-    let window = Window::over(&file, offset, vectors.len() * PAGE_BYTES);
+    let window = Window::over(&file, offset, vectors.len() * PAGE_BYTES, WRITING);
     let written = window.and_then(|window| window.write(0, &vectors)).map_err(|why| (0, why))?;
     let done = written / PAGE_BYTES;
     if done == vectors.len() {
@@ -75,30 +123,40 @@ fn vector(bytes: &[u8]) -> libc::iovec {
 }
 
 /// Memory that is a part of a file.
+///
+/// It is used by system calls, to which a file that was cut, or has no room, is an error; to a load or store it is a signal. The process goes
+/// by the number of the calling thread: its own is that of the first thread, which may have ended.
 struct Window {
     at: *mut c_void,
     len_bytes: usize,
 }
 
 impl Window {
-    fn over(file: impl AsFd, offset: u64, len_bytes: usize) -> Result<Window, PagerError> {
-        let failed = |errno: rustix::io::Errno| PagerError::Io(errno.raw_os_error());
+    fn over(file: impl AsFd, offset: u64, len_bytes: usize, rights: ProtFlags) -> Result<Window, PagerError> {
         // SAFETY: cache-window: the kernel picks an unused range, which nobody else learns of and which `drop` unmaps.
-        let at = unsafe {
-            let rights = ProtFlags::READ | ProtFlags::WRITE;
-            mmap(std::ptr::null_mut(), len_bytes, rights, MapFlags::SHARED, file, offset)
-        }
-        .map_err(failed)?;
-        // Else the kernel reads ahead into its cache, page after page that nobody wants there.
+        let at =
+            unsafe { mmap(std::ptr::null_mut(), len_bytes, rights, MapFlags::SHARED, file, offset) }.map_err(failed)?;
+        // Neighbours that are read should come from the disk together. Else the kernel's cache gets page after page that nobody wants there.
+        let advice = match rights == ProtFlags::READ && len_bytes > PAGE_BYTES {
+            true => Advice::Sequential,
+            false => Advice::Random,
+        };
         // SAFETY: cache-window: mapped above.
-        let _ = unsafe { madvise(at, len_bytes, Advice::Random) };
+        let _ = unsafe { madvise(at, len_bytes, advice) };
         Ok(Window { at, len_bytes })
     }
 
+    /// Reads the window from its beginning on, and says how many bytes could be had.
+    fn read(&self, into: &mut [IoSliceMut<'_>]) -> Result<usize, PagerError> {
+        let from = libc::iovec { iov_base: self.at, iov_len: into.iter().map(|slice| slice.len()).sum() };
+        // SAFETY: cache-window: the kernel reads as much from the window as `into` takes, both alive; IoSliceMut has the layout of iovec.
+        let read = unsafe {
+            libc::process_vm_readv(libc::gettid(), into.as_ptr().cast(), into.len() as libc::c_ulong, &from, 1, 0)
+        };
+        moved(read)
+    }
+
     /// Writes `from` to the window from byte `start` on, and says how many bytes of it the file took.
-    ///
-    /// By a system call, to which a file that was cut, or has no room, is an error; to a store it is a signal. The process goes by the
-    /// number of this thread: its own is that of the first thread, which may have ended.
     fn write(&self, start: usize, from: &[libc::iovec]) -> Result<usize, PagerError> {
         let to = libc::iovec {
             iov_base: self.at.wrapping_byte_add(start),
@@ -107,12 +165,21 @@ impl Window {
         // SAFETY: cache-window: the kernel reads what `from` names and writes as much into the window, both alive.
         let written =
             unsafe { libc::process_vm_writev(libc::gettid(), from.as_ptr(), from.len() as libc::c_ulong, &to, 1, 0) };
-        let why = std::io::Error::last_os_error().raw_os_error();
-        match (usize::try_from(written), why) {
-            (Ok(written), _) => Ok(written),
-            (_, Some(libc::EFAULT)) => Ok(0),
-            (_, errno) => Err(PagerError::Io(errno.unwrap_or(libc::EIO))),
-        }
+        moved(written)
+    }
+}
+
+const fn failed(errno: Errno) -> PagerError {
+    PagerError::Io(errno.raw_os_error())
+}
+
+/// How many bytes a call has moved that returned this just now.
+fn moved(returned: isize) -> Result<usize, PagerError> {
+    let why = std::io::Error::last_os_error().raw_os_error();
+    match (usize::try_from(returned), why) {
+        (Ok(len_bytes), _) => Ok(len_bytes),
+        (_, Some(libc::EFAULT)) => Ok(0),
+        (_, errno) => Err(PagerError::Io(errno.unwrap_or(libc::EIO))),
     }
 }
 
@@ -128,10 +195,16 @@ fn why_not(file: impl AsFd, end: u64) -> PagerError {
     if fstat(&file).is_ok_and(|stat| (stat.st_size as u64) < end) {
         return PagerError::Truncated;
     }
-    match pread(&file, &mut [0], end - 1) {
-        Err(errno) => PagerError::Io(errno.raw_os_error()),
-        Ok(_) => PagerError::Full,
-    }
+    let mut byte = [0];
+    let read = match ReadLock::of(&file) {
+        ReadLock::All => {
+            let offset = (end - 1) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+            read(&file, offset, &mut [IoSliceMut::new(&mut byte)])
+        }
+        // By a mapping a tmpfs would need room for what is read.
+        ReadLock::Direct | ReadLock::DirectAlways => pread(&file, &mut byte, end - 1).map_err(failed),
+    };
+    read.err().unwrap_or(PagerError::Full)
 }
 
 #[cfg(test)]
@@ -144,14 +217,28 @@ mod tests {
 
     #[test]
     fn a_file_without_shared_mappings_is_known() {
-        assert!(takes_mappings(tempfile::tempfile().unwrap()));
+        assert!(takes_mappings(tempfile::tempfile().unwrap(), WRITING));
         let without = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/comm").unwrap();
-        assert!(!takes_mappings(without));
+        assert!(!takes_mappings(without, WRITING));
         let sealed = std::fs::File::from(memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap());
         sealed.set_len(PAGE_BYTES as u64).unwrap();
-        assert!(takes_mappings(&sealed));
+        assert!(takes_mappings(&sealed, WRITING));
         fcntl_add_seals(&sealed, SealFlags::WRITE).unwrap();
-        assert!(!takes_mappings(&sealed));
+        assert!(!takes_mappings(&sealed, WRITING));
+    }
+
+    #[test]
+    fn pages_are_read_as_far_as_the_file_goes() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 2 * PAGE_BYTES + 100], 0).unwrap();
+        let mut pages = [[9; PAGE_BYTES]; 4];
+        let mut read = |first: u64| {
+            let mut into = pages.each_mut().map(|page| IoSliceMut::new(page));
+            read(&file, first * PAGE_BYTES as u64, &mut into)
+        };
+        assert_eq!([read(3), read(2), read(0)], [Ok(0), Ok(100), Ok(2 * PAGE_BYTES + 100)]);
+        assert!(pages.as_flattened()[..2 * PAGE_BYTES + 100].iter().all(|byte| *byte == 7));
+        assert_eq!(pages[3], [9; PAGE_BYTES]);
     }
 
     #[test]
