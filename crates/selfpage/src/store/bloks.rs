@@ -101,7 +101,7 @@ impl Bloks {
             sweeps: Mapping::new(1, Sharing::Own)?,
         };
         bloks.family_mark().store(1, SeqCst);
-        bloks.members_ever().store(1, SeqCst);
+        bloks.members_end().store(1, SeqCst);
         bloks.be(0);
         Ok(bloks)
     }
@@ -234,10 +234,10 @@ impl Bloks {
         self.mark().div_ceil(WORD_BLOKS) as usize
     }
 
-    /// The members that there are or have been, but for this process.
-    pub fn others(&self) -> impl Iterator<Item = u32> {
+    /// The members that there are, and those below them that have been, but for this process.
+    pub fn others(&self) -> impl DoubleEndedIterator<Item = u32> {
         let me = self.me();
-        (0..self.members_ever().load(SeqCst) as u32).filter(move |&member| Some(member) != me)
+        (0..self.members_end().load(SeqCst) as u32).filter(move |&member| Some(member) != me)
     }
 
     /// Gives `child` a reference to every blok of this member, and forgets what an earlier member of that number held.
@@ -245,7 +245,7 @@ impl Bloks {
     /// # Context
     /// Normal, with the process quiet; the caller holds the child's lock.
     pub fn hand_to(&self, child: u32) {
-        self.members_ever().fetch_max(child as u64 + 1, SeqCst);
+        self.members_end().fetch_max(child as u64 + 1, SeqCst);
         // Only what was ever claimed: to look at a word takes memory.
         for (mine, its) in self.mine().iter().zip(self.bitmap(child)).take(self.words()) {
             let held = mine.load(SeqCst);
@@ -271,13 +271,14 @@ impl Bloks {
     /// # Context
     /// PagerThread or Normal; the caller holds the member's lock, so the member is dead and stays so.
     pub fn forget(&self, member: u32) {
-        // The member is dead, so the mark is past all that it ever claimed.
-        let held = &self.bitmap(member)[..self.words()];
-        if held.iter().any(|word| word.load(SeqCst) != 0) {
-            self.map.discard(self.bitmap_page(member), self.bitmap_pages);
-            // Where the kernel could not.
-            held.iter().for_each(|word| word.store(0, SeqCst));
+        // Without a look at it before or after, for which the kernel would find memory.
+        if self.map.discard(self.bitmap_page(member), self.bitmap_pages).is_err() {
+            // The member is dead, so the mark is past all that it ever claimed.
+            self.bitmap(member)[..self.words()].iter().for_each(|word| word.store(0, SeqCst));
         }
+        // Nobody looks at the last any more. Nor does its number become another's meanwhile: that takes its lock.
+        let (end, last) = (u64::from(member) + 1, u64::from(member));
+        let _ = self.members_end().compare_exchange(end, last, SeqCst, SeqCst);
     }
 
     /// The run to claim from.
@@ -403,7 +404,7 @@ impl Bloks {
     }
 
     fn taken(&self, word: usize) -> u64 {
-        let members = 0..self.members_ever().load(Relaxed) as u32;
+        let members = 0..self.members_end().load(Relaxed) as u32;
         members.fold(0, |taken, member| taken | self.bitmap(member)[word].load(Relaxed))
     }
 
@@ -447,7 +448,7 @@ impl Bloks {
         1 + (1 + member as usize) * self.bitmap_pages
     }
 
-    fn members_ever(&self) -> &AtomicU64 {
+    fn members_end(&self) -> &AtomicU64 {
         &self.map.words()[0]
     }
 

@@ -242,6 +242,26 @@ fn members_of_a_large_store_take_memory_for_what_was_claimed() {
     assert!(touched < 1 << 20, "{touched} bytes");
 }
 
+#[test]
+fn members_that_are_gone_leave_no_memory_behind() {
+    let parent = Bloks::family(1 << 28).unwrap();
+    let mut left = 1 << 20;
+    while left > 0 {
+        left -= parent.claim(left).unwrap().1;
+    }
+    parent.hand_to(1);
+    let one = touched_bytes(&parent);
+    (2..=200).for_each(|member| parent.hand_to(member));
+    assert!(touched_bytes(&parent) > 20 * one);
+    let others: Vec<u32> = parent.others().collect();
+    others.iter().rev().for_each(|member| parent.forget(*member));
+    // To look at one has the kernel find memory for it.
+    assert_eq!(parent.taken_count(), 1 << 20);
+    let touched = touched_bytes(&parent);
+    assert!(touched <= one, "{touched} bytes, and {one} with one member");
+    assert_eq!(parent.others().count(), 0);
+}
+
 /// Claims and releases until `rounds` are over, and notes in `owners` who has what.
 fn churn(bloks: &Bloks, owners: &[AtomicU8], rounds: u32, seed: u32) {
     let mut held: Vec<(Blok, u32)> = Vec::new();

@@ -236,7 +236,8 @@ impl FileStore {
         if self.reclaiming.swap(true, Ordering::Acquire) {
             return;
         }
-        for member in self.bloks.others() {
+        // The highest first: below it there are fewer to look at, for whoever looks at all.
+        for member in self.bloks.others().rev() {
             let byte = LOCKS_FROM + member as u64;
             // A lock on another file, at our number, would say nothing, and be in that file's way.
             if self.file.is_ours()

@@ -42,6 +42,11 @@ impl MemoryStore {
         Ok(MemoryStore { bloks, pages, taken: 0.into(), stale: 0.into() })
     }
 
+    /// Gives the memory under these bloks back. Where the kernel refuses, it is there for the next that are claimed.
+    fn discard(&self, first: Blok, count: u32) {
+        let _ = self.pages.discard(first.0 as usize, count as usize);
+    }
+
     /// How many bloks are taken.
     ///
     /// # Context
@@ -67,13 +72,13 @@ impl BackingStore for MemoryStore {
     fn release(&self, first: Blok, count: u32) {
         let taken = self.taken.fetch_sub(count.into(), Ordering::Relaxed) - u64::from(count);
         if count >= DISCARD_BLOKS {
-            self.pages.discard(first.0 as usize, count as usize);
+            self.discard(first, count);
             return self.bloks.release(first, count);
         }
         self.bloks.release(first, count);
         let stale = self.stale.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
         if stale > taken + STALE_BLOKS && self.stale.swap(0, Ordering::Relaxed) != 0 {
-            self.bloks.sweep(|first, len| self.pages.discard(first.0 as usize, len as usize));
+            self.bloks.sweep(|first, len| self.discard(first, len));
         }
     }
 

@@ -63,7 +63,7 @@ fn a_store_that_is_swept_is_not_full() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..20_000 {
-                store.bloks.sweep(|first, len| store.pages.discard(first.0 as usize, len as usize));
+                store.bloks.sweep(|first, len| store.discard(first, len));
             }
             ended.store(true, Ordering::Relaxed);
         });

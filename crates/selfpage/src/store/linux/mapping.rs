@@ -86,11 +86,14 @@ impl Mapping {
         }
     }
 
-    /// Gives the memory under these pages back; they read as zero afterwards. Nothing happens where the kernel refuses.
+    /// Gives the memory under these pages back; they read as zero afterwards.
+    ///
+    /// # Errors
+    /// The kernel refuses. Some of them may be as they were.
     ///
     /// # Panics
     /// Where the mapping ends before the last page.
-    pub fn discard(&self, first_page: usize, pages: usize) {
+    pub fn discard(&self, first_page: usize, pages: usize) -> io::Result<()> {
         let start_bytes = first_page * PAGE_BYTES;
         assert!(start_bytes + pages * PAGE_BYTES <= self.len_bytes, "pages lie outside the mapping");
         let advice = match self.sharing {
@@ -98,8 +101,8 @@ impl Mapping {
             Sharing::Family => Advice::LinuxRemove,
         };
         // SAFETY: mapping-owned: the range lies inside; turning to zero is a store like any other to those who see atomics.
-        let _ =
-            unsafe { madvise(self.base.as_ptr().byte_add(start_bytes).cast::<c_void>(), pages * PAGE_BYTES, advice) };
+        unsafe { madvise(self.base.as_ptr().byte_add(start_bytes).cast::<c_void>(), pages * PAGE_BYTES, advice) }?;
+        Ok(())
     }
 }
 
