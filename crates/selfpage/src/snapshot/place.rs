@@ -6,23 +6,21 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::fs::{Mode, fchmod, fchown, syncfs};
-use rustix::process::geteuid;
+use rustix::fs::syncfs;
 
 use super::file::{check_path, named, newest};
 use super::format::MAGIC;
 use crate::error::{Error, Kind, Result};
 use crate::fork::lineage::Process;
+use crate::store::private::{MODE, make_private};
 use crate::store::{Descriptor, holds_nothing};
 use crate::undisturbed::{self, Locked};
 
-/// What of a snapshot file others may do: nothing.
-const MODE: u32 = 0o600;
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
 /// Links that are followed, as by the kernel.
@@ -254,7 +252,7 @@ fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
     match is_begun(&file.as_file()) {
         Ok(true) => {
             if was_there {
-                make_private(&file.as_file()).map_err(not_made)?;
+                make_private(&*file.as_file()).map_err(not_made)?;
             }
             Ok(file)
         }
@@ -263,22 +261,6 @@ fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
             Err(Error::new(Kind::Invalid, "replace", named(unnamed), cause))
         }
         Err(cause) => Err(Error::system("read", named(unnamed), cause)),
-    }
-}
-
-/// Has a file that was there be this process's user's, and nobody else's to read.
-fn make_private(file: &File) -> io::Result<()> {
-    let (meta, user) = (file.metadata()?, geteuid());
-    let is_ours = meta.uid() == user.as_raw();
-    if is_ours && meta.mode() & 0o777 == MODE {
-        return Ok(());
-    }
-    // Only root may. A server that takes root for nobody shows another owner than this process, and lets nobody in either.
-    let _ = fchown(file, Some(user), None);
-    match fchmod(file, Mode::from_raw_mode(MODE)) {
-        // A file system without modes.
-        Err(_) if is_ours => Ok(()),
-        set => Ok(set?),
     }
 }
 

@@ -21,6 +21,7 @@ use super::bloks::{Bloks, MEMBERS};
 use super::engine::{BEYOND_LIMIT, IoChoice, forget_engines, read_in_trap};
 use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, is_locked, lock, unlock};
+use super::private::{MODE, make_private};
 use super::zeros::holds_nothing;
 use super::{BackingStore, Blok, MOST_PAGES, ReadBlok, StoreError, WriteBlok, blok_count};
 use crate::doctor::limits::TELL;
@@ -94,7 +95,7 @@ impl FileStore {
         has_name(path)?;
         let count = blok_count(&object, capacity_bytes)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(0o600)).map_err(|errno| {
+        let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(MODE)).map_err(|errno| {
             // Of a link it is the directory of what it names that is missing.
             let dir = if path.is_symlink() { path } else { directory_of(path) };
             not_made(&object, dir, errno)
@@ -118,6 +119,11 @@ impl FileStore {
             return Err(StoreError { object, cause, remedy: "remove it, or name another" });
         }
         if kind == FileType::RegularFile {
+            make_private(&file).map_err(|cause| StoreError {
+                object: object.clone(),
+                cause,
+                remedy: "remove it, or name another: others may read what it is to hold",
+            })?;
             // What an earlier run has left would take its space beside what is saved.
             ftruncate(&file, 0).map_err(refused(&object))?;
         }
@@ -133,7 +139,7 @@ impl FileStore {
         let object = format!("in {}", dir.display());
         has_name(dir)?;
         let count = blok_count(&object, capacity_bytes)?;
-        let mode = Mode::from_raw_mode(0o600);
+        let mode = Mode::from_raw_mode(MODE);
         let file = match open(dir, OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE, mode) {
             // File systems that cannot.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => briefly_named(dir, mode),

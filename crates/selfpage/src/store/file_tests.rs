@@ -1,5 +1,5 @@
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use super::*;
 
@@ -96,6 +96,18 @@ fn a_named_store_is_sparse_kept_and_may_be_used_again() {
         assert_eq!(meta.mode() & 0o777, 0o600);
         assert!(meta.blocks() * 512 < 1 << 20 && meta.len() >= 1 << 30);
     }
+}
+
+#[test]
+fn a_file_that_was_there_is_nobody_elses_to_read_from_then_on() {
+    let dir = dir();
+    let path = dir.path().join("s");
+    File::create(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
+    // Only root may give it away.
+    let _ = std::os::unix::fs::chown(&path, Some(65534), Some(65534));
+    let _store = FileStore::create(&path, 1 << 20).unwrap();
+    let meta = fs::metadata(&path).unwrap();
+    assert_eq!((meta.mode() & 0o777, meta.uid()), (0o600, rustix::process::geteuid().as_raw()));
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod engine;
 mod file;
 mod linux;
 mod memory;
+pub(crate) mod private;
 mod zeros;
 
 pub use engine::IoChoice;
