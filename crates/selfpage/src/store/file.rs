@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom, StatVfs};
-use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, stat, statvfs, unlink};
+use rustix::fs::{FileType, IFlags, Mode, OFlags, SeekFrom, StatVfs};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, ftruncate, ioctl_getflags, ioctl_setflags};
+use rustix::fs::{open, seek, stat, statvfs, unlink};
 use rustix::io::{Errno, pread, pwrite};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::linux::limit::{self, Resource};
@@ -126,6 +127,7 @@ impl FileStore {
             })?;
             // What an earlier run has left would take its space beside what is saved.
             ftruncate(&file, 0).map_err(refused(&object))?;
+            write_in_place(&file);
         }
         FileStore::new(object, file, kind, count)
     }
@@ -146,6 +148,7 @@ impl FileStore {
             file => file,
         };
         let file = file.map_err(|errno| not_made(&object, dir, errno))?;
+        write_in_place(&file);
         FileStore::lock_all(&object, &file)?;
         FileStore::new(object, file, FileType::RegularFile, count)
     }
@@ -425,6 +428,14 @@ fn briefly_named(dir: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
             Err(Errno::EXIST) => {}
             file => return file.and_then(|file| unlink(&path).map(|()| file)),
         }
+    }
+}
+
+/// Asks the file system to write pages of this file, which is empty, again where they are, as most do anyhow. Btrfs would take new room each
+/// time, and go by way of the page cache, for the sake of a checksum. The domain has a hash of each page.
+fn write_in_place(file: &OwnedFd) {
+    if let Ok(flags) = ioctl_getflags(file) {
+        let _ = ioctl_setflags(file, flags | IFlags::NOCOW);
     }
 }
 

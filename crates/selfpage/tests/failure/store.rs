@@ -12,6 +12,7 @@ use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region, Trap};
 
+use crate::formatted::{self, Kind as FileSystem};
 use crate::over_memory::over_memory;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
 use crate::skip::skip;
@@ -491,3 +492,38 @@ fn what_keeps_a_store_from_having_room_is_named() {
     })
     .well();
 }
+
+/// On a file system that writes what is written again elsewhere, a full disk would have room for nothing.
+#[test]
+fn saves_go_on_in_the_free_places_of_a_full_btrfs() {
+    in_child(here!(), "", || {
+        let around = tempfile::tempdir().unwrap();
+        let Some(disk) = formatted::mount(FileSystem::Btrfs, around.path(), 128 << 20) else { return };
+        let named = disk.join("store");
+        let stores = [FileStore::unnamed_in(&disk, 8 << 30), FileStore::create(&named, 1 << 20)].map(Result::unwrap);
+        for store in &stores {
+            // SAFETY: test: the store's own descriptor, which is open.
+            let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(store.descriptors()[0]) };
+            assert!(rustix::fs::ioctl_getflags(file).unwrap().contains(rustix::fs::IFlags::NOCOW), "{store:?}");
+        }
+        let [store, _named] = stores;
+        let (first, len) = store.claim(512).unwrap();
+        let bytes = Box::new(AlignedPage([7; PAGE]));
+        let write_all = |round: u32| {
+            for blok in first.0..first.0 + len {
+                let mut writes = [WriteBlok { blok: Blok(blok), bytes: &bytes.0, outcome: Err(PagerError::NoStore) }];
+                store.write(&mut writes);
+                assert_eq!(writes[0].outcome, Ok(()), "blok {blok} in round {round}");
+            }
+        };
+        write_all(0);
+        let mut others = std::fs::File::create(disk.join("others")).unwrap();
+        while std::io::Write::write_all(&mut others, &[1; 1 << 16]).is_ok() {}
+        others.sync_all().unwrap();
+        (1..10).for_each(write_all);
+    })
+    .well();
+}
+
+#[repr(align(4096))]
+struct AlignedPage([u8; PAGE]);
