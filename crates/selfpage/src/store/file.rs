@@ -117,7 +117,13 @@ impl FileStore {
         FileStore::lock_all(&object, &file)?;
         if !is_scratch(&file, kind).map_err(refused(&object))? {
             let cause = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something that is not a store's");
-            return Err(StoreError { object, cause, remedy: "remove it, or name another" });
+            let remedy = match kind {
+                FileType::BlockDevice => {
+                    "wipe it if nobody needs it (wipefs -a, and zeros over its first MiB), or name another"
+                }
+                _ => "remove it, or name another",
+            };
+            return Err(StoreError { object, cause, remedy });
         }
         if kind == FileType::RegularFile {
             make_private(&file).map_err(|cause| StoreError {
@@ -202,8 +208,8 @@ impl FileStore {
             Ok(true) => Ok(()),
             Ok(false) => Err(StoreError {
                 object: object.to_owned(),
-                cause: io::Error::new(io::ErrorKind::ResourceBusy, "another running program uses it"),
-                remedy: "name another, or end that program (fuser -v shows it)",
+                cause: io::Error::new(io::ErrorKind::ResourceBusy, "another running program, or this one, uses it"),
+                remedy: "name another, end that program (fuser -v shows it), or share one store (`stored_in`)",
             }),
             Err(cause) => Err(StoreError {
                 object: object.to_owned(),

@@ -117,6 +117,7 @@ fn two_domains_cannot_have_one_store() {
     let store = FileStore::create(&path, 1 << 20).unwrap();
     let says = refusal(FileStore::create(&path, 1 << 20));
     assert!(says.contains("another running program") && says.contains(&path.display().to_string()), "{says}");
+    assert!(says.contains("or this one") && says.contains("stored_in"), "{says}");
     drop(store);
     FileStore::create(&path, 1 << 20).unwrap();
 }

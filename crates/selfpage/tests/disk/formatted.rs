@@ -63,26 +63,30 @@ pub fn done(program: &str, arguments: &[&OsStr]) -> bool {
 /// Mounts a disk with such a file system below `dir`. The memory behind it has room for so many bytes of it. `None`: it cannot be had here,
 /// and that is said.
 pub fn mount(kind: Kind, dir: &Path, room_bytes: usize) -> Option<PathBuf> {
-    let lacks = |lack, remedy: &str| {
-        skip(lack, &format!("there is no disk with {}: {remedy}", kind.name()));
-        None
-    };
-    let (memory, disk) = (dir.join("memory"), dir.join("disk"));
-    let image = memory.join("image");
-    create_dir(&memory).unwrap();
+    let image = image(kind, dir, room_bytes)?;
+    let disk = dir.join("disk");
     create_dir(&disk).unwrap();
-    if crate::disk::mount(&memory, room_bytes).is_err() {
-        return lacks("mount", "run as root");
-    }
-    File::create(&image).unwrap().set_len(kind.disk_bytes()).unwrap();
-    let image = image.as_os_str();
-    let (program, options, remedy) = kind.made_by();
-    let options: Vec<&OsStr> = options.iter().map(OsStr::new).chain([image]).collect();
-    if !done(program, &options) {
-        return lacks(kind.lack(), remedy);
-    }
-    if !done("mount", &["-oloop".as_ref(), image, disk.as_os_str()]) {
-        return lacks(kind.lack(), "the kernel has no loop devices, or not this file system");
+    if !done("mount", &["-oloop".as_ref(), image.as_os_str(), disk.as_os_str()]) {
+        return lacks(kind, kind.lack(), "the kernel has no loop devices, or not this file system");
     }
     Some(disk)
+}
+
+/// What is on such a disk, in a file.
+pub fn image(kind: Kind, dir: &Path, room_bytes: usize) -> Option<PathBuf> {
+    let memory = dir.join("memory");
+    create_dir(&memory).unwrap();
+    if crate::disk::mount(&memory, room_bytes).is_err() {
+        return lacks(kind, "mount", "run as root");
+    }
+    let image = memory.join("image");
+    File::create(&image).unwrap().set_len(kind.disk_bytes()).unwrap();
+    let (program, options, remedy) = kind.made_by();
+    let options: Vec<&OsStr> = options.iter().map(OsStr::new).chain([image.as_os_str()]).collect();
+    if done(program, &options) { Some(image) } else { lacks(kind, kind.lack(), remedy) }
+}
+
+fn lacks(kind: Kind, lack: &str, remedy: &str) -> Option<PathBuf> {
+    skip(lack, &format!("there is no disk with {}: {remedy}", kind.name()));
+    None
 }

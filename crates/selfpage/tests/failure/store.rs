@@ -527,3 +527,21 @@ fn saves_go_on_in_the_free_places_of_a_full_btrfs() {
 
 #[repr(align(4096))]
 struct AlignedPage([u8; PAGE]);
+
+#[test]
+fn a_device_with_something_on_it_is_not_to_be_removed() {
+    in_child(here!(), "", || {
+        let around = tempfile::tempdir().unwrap();
+        let Some(image) = formatted::image(FileSystem::Ext4, around.path(), 8 << 20) else { return };
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
+        let Some(made) = made.ok().filter(|made| made.status.success()) else {
+            return skip("losetup", "a file cannot be made a device here: it takes losetup, and loop devices");
+        };
+        let device = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        let refused = FileStore::create(&device, 1 << 20).map_err(|error| error.to_string());
+        assert!(formatted::done("losetup", &["--detach".as_ref(), device.as_ref()]));
+        let says = refused.unwrap_err();
+        assert!(says.contains("not a store's") && says.contains("wipefs") && !says.contains("remove it"), "{says}");
+    })
+    .well();
+}
