@@ -45,7 +45,7 @@ pub enum Answer {
     /// The handler has nothing to say: a missing page is fetched from its pager; a protected one is refused.
     Pass,
     /// It is the program's own fault: `SIGSEGV`, for the handler that the program has for that, if it has one. A system call
-    /// on the page fails with `EFAULT`.
+    /// on the page fails with `EFAULT`. If another thread has answered for the page meanwhile, the access is tried again instead.
     Refuse,
 }
 
@@ -84,7 +84,8 @@ pub trait FaultHandler: Send + Sync {
     /// once, when the region is made.
     ///
     /// A page is absent before its first use, and again whenever it was evicted: a handler that has given it contents already says
-    /// [`Answer::Pass`] then, and its pager brings back what the program wrote. To map it anew would overwrite that.
+    /// [`Answer::Pass`] then, and its pager brings back what the program wrote. To map it anew would overwrite that. Threads may fault on
+    /// one page at once: docs/handlers.md has a handler that gives each page once.
     fn asks_first(&self) -> bool {
         false
     }
@@ -172,7 +173,8 @@ impl MemoryFault<'_> {
     /// wrote to it is gone then ([`FaultHandler::asks_first`]).
     ///
     /// # Errors
-    /// The page is not absent any more, or no access to it is allowed; or there is no frame.
+    /// The page is not absent any more, since another thread gave it or asked for it by name, or no access to it is allowed by now
+    /// ([`Kind::Invalid`]): answer [`Answer::Handled`], and the access meets what is there. There is no frame.
     pub fn map(&self, contents: &PageBytes) -> Result<()> {
         let (state, page) = (self.inner.state(), self.page());
         // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
@@ -183,7 +185,7 @@ impl MemoryFault<'_> {
             Outcome::Resolved => Ok(()),
             Outcome::Failed(failure) => Err(Error::failure("map", self.bound.page_name(page), failure)),
             _ => {
-                let cause = "it is in core already, or nobody may access it: contents are given to absent pages";
+                let cause = "it is in core by now, or nobody may access it: the handler answers `Handled`, and the access meets that";
                 Err(Error::new(Kind::Invalid, "map", self.bound.page_name(page), cause))
             }
         }

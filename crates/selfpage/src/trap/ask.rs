@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use arrayvec::ArrayString;
 use selfpage_core::addr::PageNo;
-use selfpage_core::fault::{Fault, Outcome};
+use selfpage_core::fault::{self, Fault, Outcome};
 use selfpage_core::region::Region;
 
 use super::handler_stack::Stack;
@@ -82,26 +82,33 @@ impl Asked {
     }
 
     /// Runs the handler. No handler refuses what is protected, and passes what is missing.
+    ///
+    /// # Errors
+    /// It panicked: what it was to do is half done, and the access must not go on. Other threads may.
     pub(super) fn answer(
         &self,
         fault: Fault,
         kind: FaultKind,
         thread: Option<u32>,
         context: Option<NonNull<libc::c_void>>,
-    ) -> Answer {
+    ) -> Result<Answer, Trouble> {
         let bound = &*self.bound;
-        let Some(handler) = bound.handler() else { return without_handler(kind) };
+        let Some(handler) = bound.handler() else { return Ok(without_handler(kind)) };
         let (addr, access) = (fault.addr.0, fault.access);
         let fault = MemoryFault { addr, access, kind, thread, context, bound, inner: &self.inner };
         match error::unless_it_panics(|| handler.handle(&fault)) {
-            Some(Answer::Pass) => without_handler(kind),
-            Some(answer) => answer,
-            // What the handler was to do is half done: the access must not go on. Other threads may.
-            None => {
-                bound.complain(addr, Trouble::Panicked);
-                Answer::Refuse
-            }
+            Some(Answer::Pass) => Ok(without_handler(kind)),
+            Some(answer) => Ok(answer),
+            None => Err(Trouble::Panicked),
         }
+    }
+
+    /// Whether the handler would be asked of the access once more: no other thread has answered for the page meanwhile.
+    ///
+    /// # Context
+    /// Any, outside the gate.
+    pub(super) fn is_still(&self, fault: Fault, asks: FaultKind) -> bool {
+        fault::still_asked(self.inner.state(), fault).and_then(kind) == Some(asks)
     }
 }
 

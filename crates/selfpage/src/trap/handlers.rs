@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
 
 use selfpage_core::addr::{PageNo, VirtAddr};
-use selfpage_core::fault::{self, Fault, claim};
+use selfpage_core::fault::{Fault, claim};
 use selfpage_core::linux::{memory, signal, thread};
 use selfpage_core::mmu::Trap;
 use selfpage_core::region::{Access, Region};
@@ -404,8 +404,13 @@ fn serve(inner: &Arc<Inner>) {
 fn ask(inner: &Inner, fault: Fault, kind: FaultKind) -> Option<(Asked, Answer)> {
     let asked = Asked::about(inner, fault.addr.page())?;
     // Another thread's fault on the same page may have been answered since.
-    let still = fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
-    let answer = still.then(|| asked.answer(fault, kind, Some(fault.thread), None))?;
+    if !asked.is_still(fault, kind) {
+        return None;
+    }
+    let answer = asked.answer(fault, kind, Some(fault.thread), None).unwrap_or_else(|trouble| {
+        asked.bound.complain(fault.addr.0, trouble);
+        Answer::Refuse
+    });
     Some((asked, answer))
 }
 
@@ -447,7 +452,7 @@ fn refuse(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind) {
         (FaultKind::Protection, Protection::Read) => memory::Access::Read,
         _ => memory::Access::None,
     };
-    let still = || fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
+    let still = || asked.is_still(fault, kind);
     if let Err(why) = asked.bound.refuse(inner, page, access, still) {
         // It takes its time, and the program may have made it wrong meanwhile.
         let still =

@@ -217,35 +217,36 @@ fn is_the_programs_own(state: &DomainState, outcome: Outcome, fault: Fault) -> b
 /// Asks the program's handler. [`Outcome::Protected`]: the access is refused.
 fn ask(asked: &Asked, kind: FaultKind, fault: Fault, arrival: &Arrival, context: *mut libc::c_void) -> Outcome {
     let bound = &asked.bound;
-    let answer = match bound.handler() {
-        None => ask::without_handler(kind),
+    let answered = match bound.handler() {
+        None => Ok(ask::without_handler(kind)),
         Some(_) => {
             // SAFETY: signal-handler: the kernel passes the interrupted context.
             let before = unsafe { registers(context) };
-            match arrival.call(|| asked.answer(fault, kind, None, NonNull::new(context))) {
+            match arrival.call(|| asked.answer(fault, kind, None, NonNull::new(context))).flatten() {
                 // SAFETY: signal-handler: as above.
-                Ok(Answer::Handled) if unsafe { registers(context) } != before => Answer::Handled,
+                Ok(Answer::Handled) if unsafe { registers(context) } != before => Ok(Answer::Handled),
                 Ok(Answer::Handled) if !ask::goes_on(bound, thread::block(), fault.addr.page()) => {
-                    bound.complain(fault.addr.0, Trouble::Repeated);
-                    Answer::Refuse
+                    Err(Trouble::Repeated)
                 }
-                Ok(answer) => answer,
-                Err(trouble) => {
-                    bound.complain(fault.addr.0, trouble);
-                    Answer::Refuse
-                }
+                answered => answered,
             }
         }
     };
-    match answer {
-        Answer::Handled => Outcome::Resolved,
-        Answer::Refuse => Outcome::Protected,
-        Answer::Pass => match arrival.do_core(|| fetch(asked, fault)) {
+    match answered {
+        Ok(Answer::Handled) => Outcome::Resolved,
+        // Another thread may have given the page meanwhile, or unprotected it: there is nothing to refuse then.
+        Ok(Answer::Refuse) if !arrival.do_core(|| asked.is_still(fault, kind)) => Outcome::Retry,
+        Ok(Answer::Refuse) => Outcome::Protected,
+        Ok(Answer::Pass) => match arrival.do_core(|| fetch(asked, fault)) {
             // It has been protected since, or its region is gone: the access is tried again and meets that.
             Outcome::Protected | Outcome::NotOurs => Outcome::Retry,
             outcome if is_the_programs_own(asked.inner.state(), outcome, fault) => Outcome::NotOurs,
             outcome => outcome,
         },
+        Err(trouble) => {
+            bound.complain(fault.addr.0, trouble);
+            Outcome::Protected
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Contents that a handler gives, beside snapshots and clones: the page was something else before.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use selfpage::snapshot::{Snapshot, Snapshots};
@@ -232,5 +232,45 @@ fn a_handler_is_asked_of_each_page_of_a_sequence() {
         for page in 0..64 {
             assert_eq!(read(&region, page), if page < 8 { 0 } else { GIVEN }, "{name}: page {page}");
         }
+    }
+}
+
+const SHARED: usize = 64;
+
+/// It gives a page once two threads have asked for it: the one of them that is later finds it in core.
+struct GivesBoth([AtomicUsize; SHARED]);
+
+impl FaultHandler for GivesBoth {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        let asked = &self.0[fault.offset_bytes() / PAGE];
+        asked.fetch_add(1, SeqCst);
+        while asked.load(SeqCst) < 2 {
+            std::thread::yield_now();
+        }
+        Gives::give(fault)
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn two_threads_on_one_missing_page_both_have_it() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(128 * PAGE).build().unwrap();
+            let handler = GivesBoth([const { AtomicUsize::new(0) }; SHARED]);
+            let region = domain.region(SHARED * PAGE).trap(trap).handler(handler).stored(store()).unwrap();
+            let both = Barrier::new(2);
+            let reads = || {
+                (0..SHARED).for_each(|page| {
+                    both.wait();
+                    assert_eq!(read(&region, page), GIVEN, "{name}: page {page}");
+                });
+            };
+            std::thread::scope(|scope| [(); 2].map(|()| scope.spawn(reads)).map(|reader| reader.join().unwrap()));
+        })
+        .well();
     }
 }
