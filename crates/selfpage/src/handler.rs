@@ -40,7 +40,7 @@ pub enum FaultKind {
 /// What is to become of the access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It is tried again. If nothing has changed the handler is asked again, a bounded number of times.
+    /// It is tried again. If it meets the same the handler is asked again, a bounded number of times.
     Handled,
     /// The handler has nothing to say: a missing page is fetched from its pager; a protected one is refused.
     Pass,
@@ -179,7 +179,6 @@ impl MemoryFault<'_> {
         let (state, page) = (self.inner.state(), self.page());
         // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
         let contents = &{ *contents };
-        self.bound.changed();
         let given = self.inner.in_handler(move |context| range::supply(state, context, page, contents));
         match self.inner.go_on_supplying(given, page, contents) {
             Outcome::Resolved => Ok(()),
@@ -200,7 +199,6 @@ impl MemoryFault<'_> {
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
     pub unsafe fn discard(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.bound.whole_pages("discard", offset_bytes, len_bytes)?;
-        self.bound.changed();
         self.bound.discard(self.inner, range)
     }
 
@@ -225,8 +223,6 @@ pub(crate) struct Asking {
     handler: Option<Box<dyn FaultHandler>>,
     /// Whether the handler is asked of missing pages too.
     pub(crate) first: bool,
-    /// How often protections have changed, or pages were given contents.
-    changes: AtomicU64,
     /// Pages whose mapping itself was made to refuse an access. What the program forbids with mprotect(2) is not among them, and stays.
     refused: PageSet,
     /// How many came into that, or were [given up](selfpage_core::region::Region::given_up): while there was none, nobody looks.
@@ -244,8 +240,7 @@ impl Asking {
     pub(crate) fn of(handler: Option<Box<dyn FaultHandler>>, access: memory::Access) -> Asking {
         let first = handler.as_ref().is_some_and(|handler| handler.asks_first());
         let left = AtomicU32::new(u32::MAX);
-        let (changes, refusals) = (AtomicU64::new(0), AtomicU64::new(0));
-        Asking { handler, first, changes, refused: PageSet::none(), refusals, access, left }
+        Asking { handler, first, refused: PageSet::none(), refusals: AtomicU64::new(0), access, left }
     }
 
     /// The same with room for the pages of a region that are refused.
@@ -311,15 +306,6 @@ impl Bound {
     /// The program's own handler of its faults.
     pub(crate) fn handler(&self) -> Option<&dyn FaultHandler> {
         self.asking.handler.as_deref()
-    }
-
-    /// A protection has changed, or a page was given contents.
-    pub(crate) fn changed(&self) {
-        self.asking.changes.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn changes(&self) -> u64 {
-        self.asking.changes.load(Ordering::Relaxed)
     }
 
     /// Has the mapping itself refuse what `access` does not allow in a page, as long as that is `right`: only the kernel can fail an
@@ -472,7 +458,6 @@ impl Bound {
         if matches!(done, Err((_, protect::Unprotected::Machine(Refusal::NoDescriptor)))) {
             done = inner.on_pager_thread(move || protect::protect(state, range, protection));
         }
-        self.changed();
         self.take_refusals_back(inner, range);
         done.map_err(|(page, why)| unprotected(self.page_name(page), why))
     }

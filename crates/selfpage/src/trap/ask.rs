@@ -16,8 +16,8 @@ use crate::error::{self, MOST_OF_NAME};
 use crate::handler::{Answer, FaultKind, MemoryFault, Trouble};
 use crate::region::{Bound, InPlace};
 
-/// After so many faults of a thread on one page in a row that its handler says it has handled, with nothing changed in
-/// between, the next is refused: the program would go on like that for ever.
+/// After so many faults of a thread on one page in a row that its handler says it has handled, while the access meets the same once
+/// more, the next is refused: the program would go on like that for ever.
 const MOST_REPEATS: u32 = 10_000;
 
 /// What a handler is to be asked, if the outcome says so.
@@ -149,26 +149,26 @@ impl Asked {
 /// The last fault that a thread's handler has handled: how often in a row.
 struct Repeat {
     page: AtomicU64,
-    changes: AtomicU64,
     count: AtomicU32,
 }
 
 const REPEATS: usize = 1 << 6;
-static LAST: [Repeat; REPEATS] =
-    [const { Repeat { page: AtomicU64::new(0), changes: AtomicU64::new(0), count: AtomicU32::new(0) } }; REPEATS];
+static LAST: [Repeat; REPEATS] = [const { Repeat { page: AtomicU64::new(0), count: AtomicU32::new(0) } }; REPEATS];
 
-/// Notes a fault that was handled. `false`: it has been so too often without a change. Threads that share a place only make each
-/// other start anew.
-pub(super) fn goes_on(bound: &Bound, thread: usize, page: PageNo) -> bool {
+/// Notes a fault that was handled. `false`: it has been so too often, and each time the handler would have been asked the same once more.
+/// Threads that share a place only make each other start anew.
+///
+/// # Context
+/// Any, outside the gate.
+pub(super) fn goes_on(asked: &Asked, fault: Fault, kind: FaultKind, thread: usize) -> bool {
     // Blocks of threads lie at like places of their stacks: all of the number counts.
     let Some(last) = LAST.get(((thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize) else {
         return true;
     };
-    let changes = bound.changes();
-    let same = last.page.load(Ordering::Relaxed) == page.0 && last.changes.load(Ordering::Relaxed) == changes;
+    let page = fault.addr.page();
+    let same = last.page.load(Ordering::Relaxed) == page.0 && asked.is_still(fault, kind);
     let count = if same { last.count.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
     last.page.store(page.0, Ordering::Relaxed);
-    last.changes.store(changes, Ordering::Relaxed);
     last.count.store(count, Ordering::Relaxed);
     count < MOST_REPEATS
 }

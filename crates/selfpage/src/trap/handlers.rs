@@ -418,7 +418,7 @@ fn ask(inner: &Inner, fault: Fault, kind: FaultKind) -> Option<(Asked, Answer)> 
 fn follow(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind, answer: Answer) {
     let page = fault.addr.page();
     match answer {
-        Answer::Handled if ask::goes_on(&asked.bound, fault.thread as usize, page) => {
+        Answer::Handled if ask::goes_on(&asked, fault, kind, fault.thread as usize) => {
             drop(asked);
             wake(inner, page);
         }

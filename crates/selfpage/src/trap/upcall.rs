@@ -225,7 +225,7 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, arrival: &Arrival, context:
             match arrival.call(|| asked.answer(fault, kind, None, NonNull::new(context))).flatten() {
                 // SAFETY: signal-handler: as above.
                 Ok(Answer::Handled) if unsafe { registers(context) } != before => Ok(Answer::Handled),
-                Ok(Answer::Handled) if !ask::goes_on(bound, thread::block(), fault.addr.page()) => {
+                Ok(Answer::Handled) if !arrival.do_core(|| ask::goes_on(asked, fault, kind, thread::block())) => {
                     Err(Trouble::Repeated)
                 }
                 answered => answered,

@@ -348,6 +348,33 @@ fn a_handler_that_changes_nothing_is_named() {
     }
 }
 
+type Does = fn(&MemoryFault<'_>);
+
+/// What a handler does that says then that it has handled the write: all of it in vain.
+const IN_VAIN: [(&str, Does); 3] = [
+    ("protects as before", |fault| fault.protect_page(Protection::Read).unwrap()),
+    ("gives what is there", |fault| assert!(fault.map(&[7; PAGE]).is_err())),
+    ("protects another page", |fault| fault.protect(9 * PAGE, PAGE, Protection::Read).unwrap()),
+];
+
+#[test]
+fn a_handler_that_changes_nothing_for_the_access_is_named() {
+    for (trap, name) in TRAPS {
+        for (what, does) in IN_VAIN {
+            in_child(here!(), &format!("{name}, {what}"), || {
+                let (_domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+                    does(fault);
+                    Answer::Handled
+                });
+                region.pin(3 * PAGE, PAGE).unwrap();
+                region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+                write(&region, 3, 1);
+            })
+            .by(libc::SIGSEGV, &["region handled", "offset 12288: its handler says that it has handled the fault"]);
+        }
+    }
+}
+
 #[test]
 fn a_handler_may_jump_out() {
     in_child(here!(), "upcall", || {
