@@ -125,7 +125,8 @@ impl Error {
             }
             Failure::Machine(refusal) | Failure::Writing(refusal) => (Kind::Io, refusal.to_string()),
         };
-        Error::new(kind, operation, object, cause)
+        let source = errno_of(failure).map(io::Error::from_raw_os_error);
+        Error { kind, operation, object: object.into(), cause, source }
     }
 
     /// There are no pager threads, because the system refused this call.
@@ -195,6 +196,19 @@ fn kind_of(error: PagerError) -> Kind {
         PagerError::Full => Kind::OutOfSpace,
         PagerError::NoStore => Kind::Held,
         PagerError::WrongContext => Kind::Invalid,
+    }
+}
+
+/// The system's number for it, if it has one.
+fn errno_of(failure: Failure) -> Option<i32> {
+    match failure {
+        Failure::Pager(error) | Failure::Shortage(Shortage::Unsaved(error)) => match error {
+            PagerError::Io(errno) => Some(errno),
+            PagerError::Full => Some(libc::ENOSPC),
+            _ => None,
+        },
+        Failure::Shortage(Shortage::NoMemory | Shortage::AllHeld) => Some(libc::ENOMEM),
+        Failure::Machine(_) | Failure::Writing(_) => None,
     }
 }
 
@@ -300,4 +314,29 @@ pub(crate) fn tell_of_signal(signal: &str, name: &str, start: usize, offset_byte
     let mut line = arrayvec::ArrayString::<512>::new();
     let _ = writeln!(line, "selfpage: {signal}: region {name}{space}at {start:#x}, offset {offset_bytes}: {why}");
     die::tell(&[&line]);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_failure_keeps_its_errno_on_the_way_to_an_error_of_stds() {
+        let full = PagerError::Io(libc::ENOSPC);
+        for (failure, kind) in [
+            (Failure::Pager(full), io::ErrorKind::StorageFull),
+            (Failure::Pager(PagerError::Full), io::ErrorKind::StorageFull),
+            (Failure::Pager(PagerError::Io(libc::EDQUOT)), io::ErrorKind::QuotaExceeded),
+            (Failure::Shortage(Shortage::Unsaved(full)), io::ErrorKind::StorageFull),
+            (Failure::Shortage(Shortage::NoMemory), io::ErrorKind::OutOfMemory),
+            (Failure::Shortage(Shortage::AllHeld), io::ErrorKind::OutOfMemory),
+            (Failure::Pager(PagerError::Corrupt), io::ErrorKind::Other),
+        ] {
+            let why = io::Error::from(Error::failure("flush", "x", failure));
+            assert_eq!(why.kind(), kind, "{why}");
+            assert_eq!(why.source().is_some(), kind != io::ErrorKind::Other, "{why}");
+        }
+    }
 }
