@@ -281,7 +281,7 @@ impl Joined {
 /// handle.
 ///
 /// # Context
-/// Normal. A pager, policy or store of the program's own makes no call on regions of its own domain but to drop them: it may be what the call
+/// Normal. A pager, policy or store of the program's own makes no call on regions of any domain but to drop them: it may be what the call
 /// waits for.
 pub struct Region {
     pub(crate) bound: Arc<Bound>,

@@ -16,7 +16,7 @@ use crate::trap::thread;
 ///
 /// # Context
 /// PagerThread: it may allocate and block, but must not touch managed memory, fork, or wait for what waits for it: it works on no
-/// pages of its own domain. A region that it drops ends soon after; a region or domain that it makes, or a sample that it begins, is an error. A
+/// pages of any domain. A region that it drops ends soon after; a region or domain that it makes, or a sample that it begins, is an error. A
 /// panic is an error of the page, and nothing more. Pager threads have a descriptor table of their own: see [`UserPager::descriptors`].
 ///
 /// # Examples
