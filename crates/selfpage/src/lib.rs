@@ -63,7 +63,8 @@ mod turn;
 mod undisturbed;
 mod usage;
 
-/// Values in a region are plain bytes: its traits `Pod` and `AnyBitPattern` are for [`Region::as_slice`] and [`Region::as_mut_slice`].
+/// Values in a region are plain bytes: its traits `Pod` and `AnyBitPattern` are for [`Region::as_slice`] and [`Region::as_mut_slice`]. To
+/// derive them, name `bytemuck = { version = "1", features = ["derive"] }` among your own dependencies.
 pub use bytemuck;
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;

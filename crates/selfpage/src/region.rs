@@ -314,6 +314,29 @@ impl Region {
     ///
     /// # Panics
     /// The region is read-only: what is written to it would be lost. A `T` is to be aligned to more than a page.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # fn main() -> selfpage::Result<()> {
+    /// use selfpage::bytemuck::{Pod, Zeroable};
+    ///
+    /// #[derive(Clone, Copy)]
+    /// #[repr(C)]
+    /// struct Record {
+    ///     key: u64,
+    ///     value: [u8; 120],
+    /// }
+    ///
+    /// // SAFETY: all of its fields are `Pod`, with no bytes between or behind them, and it is laid out as in C.
+    /// unsafe impl Zeroable for Record {}
+    /// unsafe impl Pod for Record {}
+    ///
+    /// # let domain = selfpage::Domain::with_frames(1 << 20).build()?;
+    /// let mut region = domain.region(1 << 22).stored(selfpage::store::MemoryStore::new(1 << 23)?)?;
+    /// region.as_mut_slice::<Record>()[5] = Record { key: 5, value: [7; 120] };
+    /// region.as_mut_slice::<[u8; 100]>()[50].fill(1);
+    /// # Ok(()) }
+    /// ```
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         assert!(self.bound.region.rights == Rights::ReadWrite, "region {} is read-only", self.bound.name);
         let count = self.count_of::<T>();
