@@ -32,6 +32,7 @@ use crate::error::{Error, Kind, Result};
 use crate::handler::{Asking, FaultHandler};
 use crate::pager::{Custom, File, Noted, Opened, PageHash, Physical, Stored, UserPager, Zero};
 use crate::placement::Placement;
+use crate::placement::taken::FilePart;
 use crate::store::{BackingStore, Numbered};
 use crate::trap::thread;
 
@@ -67,6 +68,7 @@ struct Means {
     files: Vec<Numbered>,
     store: Option<Arc<dyn BackingStore>>,
     lent: Option<Lent>,
+    part: Option<FilePart>,
 }
 
 impl<'a> Builder<'a> {
@@ -177,8 +179,8 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// The file cannot be opened, is not a regular one, or is empty; the offset is not a page's, or not below 16 TiB; or the file is shorter than
-    /// asked for. To be written, it takes no shared mappings ([`Kind::Unsupported`]): its file system has none, or it is sealed. Else as for
-    /// [`Builder::zero`].
+    /// asked for. To be written, it takes no shared mappings ([`Kind::Unsupported`]): its file system has none, or it is sealed. Pages of it are
+    /// another region's of this process, and one of the two may be written ([`Kind::Held`]). Else as for [`Builder::zero`].
     pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, access: FileAccess) -> Result<Region> {
         let opened = Opened::new(path.as_ref(), offset_bytes, access)?;
         if self.len_bytes == 0 {
@@ -188,7 +190,7 @@ impl<'a> Builder<'a> {
         if self.name.is_empty() {
             self.name = path.as_ref().display().to_string();
         }
-        let means = Means { files: opened.files(), ..Means::default() };
+        let means = Means { files: opened.files(), part: Some(opened.part(self.len_bytes)), ..Means::default() };
         self.bind_with(access, means, |len, hash| {
             let written = if access == FileAccess::ReadWrite { len } else { 0 };
             let bytes = Arena::bytes_for::<AtomicU64>(written) + Arena::bytes_for::<AtomicU16>(written);

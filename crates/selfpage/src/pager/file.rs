@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, IoSliceMut};
 use std::iter;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
@@ -19,6 +19,7 @@ use selfpage_core::sync::Ordering;
 use super::Noted;
 use crate::FileAccess;
 use crate::error::{Error, Kind, Result};
+use crate::placement::taken::FilePart;
 use crate::store::page_cache::ReadLock;
 use crate::store::{Alone, Blok, Descriptor, IoChoice, LOCKED, Numbered, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
@@ -71,6 +72,8 @@ pub(crate) struct Opened {
     read_lock: ReadLock,
     first: u64,
     access: FileAccess,
+    /// Device and inode.
+    file: (u64, u64),
     offset_bytes: u64,
     /// How long the file is.
     file_bytes: u64,
@@ -126,6 +129,7 @@ impl Opened {
             path: path.into(),
             first: offset_bytes / PAGE,
             access,
+            file: (meta.dev(), meta.ino()),
             offset_bytes,
             file_bytes: meta.len(),
             len_bytes: meta.len().min(END_BYTES).saturating_sub(offset_bytes),
@@ -147,6 +151,13 @@ impl Opened {
             ),
         };
         Err(Error::new(Kind::Invalid, "map", self.path.display().to_string(), cause))
+    }
+
+    /// So much of it, in whole pages.
+    pub(crate) fn part(&self, len_bytes: usize) -> FilePart {
+        let Opened { file, offset_bytes, access, .. } = *self;
+        let end = offset_bytes + (len_bytes as u64).next_multiple_of(PAGE);
+        FilePart { path: self.path.clone(), file, bytes: offset_bytes..end, access }
     }
 
     pub(crate) fn files(&self) -> Vec<Numbered> {

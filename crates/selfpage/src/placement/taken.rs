@@ -1,11 +1,15 @@
-//! The addresses of all regions of all domains, also where the program has unmapped a part: no region and no frames come there.
+//! The addresses of all regions of all domains, also where the program has unmapped a part: no region and no frames come there. And the parts
+//! of files that they are: a page of a file is saved whole, so two regions would undo each other's changes to it.
 //!
 //! Whoever looks here waits for no domain: one may be at a disk, or in code of the program's, with its regions held.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::FileAccess;
+use crate::error::{Error, Kind, Result};
 use crate::region::Bound;
 use crate::undisturbed::{self, Locked};
 
@@ -20,24 +24,66 @@ pub(super) struct Taken {
     pub(super) name: String,
     /// The region itself, where it is tracked.
     tracked: Weak<Bound>,
+    part: Option<FilePart>,
+}
+
+/// Whole pages of a file that are a region.
+#[derive(Clone)]
+pub(crate) struct FilePart {
+    pub(crate) path: PathBuf,
+    /// Device and inode: whatever name leads to it.
+    pub(crate) file: (u64, u64),
+    pub(crate) bytes: Range<u64>,
+    pub(crate) access: FileAccess,
+}
+
+impl FilePart {
+    /// Whether one of the two would be undone by the other, or see what it has no more.
+    fn disturbs(&self, other: &FilePart) -> bool {
+        let writes = [self, other].iter().any(|part| part.access == FileAccess::ReadWrite);
+        writes && self.file == other.file && self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end
+    }
 }
 
 /// That the addresses stay as they are noted.
 pub(crate) struct Held {
-    _taken: Locked<'static, BTreeMap<usize, Taken>>,
+    taken: Locked<'static, BTreeMap<usize, Taken>>,
+}
+
+impl Held {
+    /// In a forked child: its regions write no more to their files.
+    pub(crate) fn forget_files(mut self) {
+        for part in self.taken.values_mut().filter_map(|taken| taken.part.as_mut()) {
+            part.bytes = 0..0;
+        }
+    }
 }
 
 /// For a fork, before it holds policies and gates: whoever has these may touch an absent page as it allocates.
 pub(crate) fn hold() -> Held {
-    Held { _taken: undisturbed::lock(&TAKEN) }
+    Held { taken: undisturbed::lock(&TAKEN) }
 }
 
-/// They are this region's from now on.
-pub(crate) fn insert(bound: &Arc<Bound>) {
+/// They are this region's from now on, and so is its part of a file.
+///
+/// # Errors
+/// Another region has pages of that, and one of the two may be written.
+pub(crate) fn insert(bound: &Arc<Bound>, part: Option<&FilePart>) -> Result<()> {
+    let mut taken = undisturbed::lock(&TAKEN);
+    let is_disturbed =
+        |other: &&Taken| matches!((part, &other.part), (Some(part), Some(other)) if part.disturbs(other));
+    if let (Some(part), Some(other)) = (part, taken.values().find(is_disturbed)) {
+        let Range { start, end } = other.part.as_ref().map_or(0..0, |part| part.bytes.clone());
+        let cause = format!(
+            "its bytes {start}..{end} are region {} already, and one of the two may be written: a page is saved whole, over what the other has              saved of it; drop that region first, or take pages that are not in it",
+            other.name
+        );
+        return Err(Error::new(Kind::Held, "map", part.path.display().to_string(), cause));
+    }
     let tracked = if bound.core().trap.is_tracked() { Arc::downgrade(bound) } else { Weak::new() };
     let addresses = bound.addresses();
-    let start = addresses.start;
-    undisturbed::lock(&TAKEN).insert(start, Taken { addresses, name: bound.name.clone(), tracked });
+    taken.insert(addresses.start, Taken { addresses, name: bound.name.clone(), tracked, part: part.cloned() });
+    Ok(())
 }
 
 /// They are no region's any more.

@@ -177,7 +177,7 @@ impl Bound {
         inner.has_descriptors(&self, &known)?;
         inner.share_descriptors(&self, &numbers)?;
         // Before it is shown: from then on the program may unmap a part, where nothing else is to come.
-        taken::insert(&self);
+        taken::insert(&self, self.means.part.as_ref()).inspect_err(|_| inner.release_descriptors(&numbers))?;
         self.show(inner, reserved).inspect_err(|_| {
             inner.release_descriptors(&numbers);
             // With the regions held, as it was put in.

@@ -54,7 +54,7 @@ impl Builder<'_> {
         let file = Descriptor::new(snapshot.reopened()?.into()).map_err(failed)?;
         let (index, first) = (snapshot.index().clone(), snapshot.first_page(which));
         let store: Arc<dyn BackingStore> = Arc::new(store);
-        let means = Means { files: vec![file.numbered()], store: Some(store.clone()), lent: None };
+        let means = Means { files: vec![file.numbered()], store: Some(store.clone()), ..Means::default() };
         let region = self.bind_with(Rights::ReadWrite, means, move |len, hash| {
             let words = PageSet::words(len);
             let mut arena = Arena::new(

@@ -525,3 +525,43 @@ fn a_save_that_finds_no_room_names_what_is_in_the_way() {
         .well();
     }
 }
+
+/// Each saves pages whole: what the other has flushed would be undone without a word.
+#[test]
+fn pages_of_a_file_are_one_regions_where_one_may_write() {
+    in_child(here!(), "worker", || {
+        let dir = on_disk();
+        let (path, link) = (numbered(&dir, 8), dir.path().join("link"));
+        std::fs::hard_link(&path, &link).unwrap();
+        let domains = [(); 2].map(|()| Domain::with_frames(FRAMES * PAGE).build().unwrap());
+        let map = |domain: usize, path: &std::path::Path, pages: std::ops::Range<usize>, access| {
+            domains[domain].region(pages.len() * PAGE).file(path, (pages.start * PAGE) as u64, access)
+        };
+        let mut first = map(0, &path, 0..4, FileAccess::ReadWrite).unwrap();
+        first.as_mut_slice::<u64>()[1] = 11;
+        first.flush(0, PAGE).unwrap();
+        for (domain, path, access) in
+            [(0, &path, FileAccess::ReadWrite), (1, &path, FileAccess::Read), (1, &link, FileAccess::ReadWrite)]
+        {
+            let held = map(domain, path, 3..8, access).map(drop).unwrap_err();
+            let said = held.to_string();
+            assert_eq!(held.kind(), Kind::Held, "{said}");
+            let words = [path.to_str().unwrap(), "bytes 0..16384 are region", "drop that region first"];
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        }
+        // Pages of their own, another file of that name, and what is gone.
+        drop(map(1, &path, 4..8, FileAccess::ReadWrite).unwrap());
+        std::fs::remove_file(&link).unwrap();
+        std::fs::copy(&path, &link).unwrap();
+        drop(map(1, &link, 0..8, FileAccess::ReadWrite).unwrap());
+        // A child's own do not write to the file.
+        crate::child::forked(|| drop(map(1, &path, 0..8, FileAccess::ReadWrite).unwrap()));
+        drop(first);
+        let again = map(1, &path, 0..8, FileAccess::ReadWrite).unwrap();
+        assert_eq!(again.as_slice::<u64>()[1], 11);
+        drop(again);
+        let readers = [0, 1].map(|domain| map(domain, &path, 0..8, FileAccess::Read).unwrap());
+        assert!(readers.iter().all(|reader| reader.as_slice::<u64>()[1] == 11));
+    })
+    .well();
+}

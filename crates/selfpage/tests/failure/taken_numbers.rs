@@ -106,20 +106,23 @@ fn a_trace_under_a_low_limit_is_not_written_to_a_file_of_the_programs() {
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let (trace, file) = (directory.path().join("trace"), directory.path().join("file"));
-        std::fs::write(&file, vec![7; 4 * FRAMES * PAGE]).unwrap();
+        const REGIONS: usize = 40;
+        let whole = vec![7; REGIONS * 4 * FRAMES * PAGE];
+        std::fs::write(&file, &whole).unwrap();
         close_all();
         let domain = Domain::with_frames(FRAMES * PAGE).trace(&trace, std::time::Duration::ZERO).build().unwrap();
         // What is opened from here on has the number 0 first, and so the lowest of the others in the end.
         // SAFETY: test: nobody reads from it.
         assert_eq!(unsafe { libc::close(0) }, 0);
-        let regions: Vec<_> =
-            (0..40).map_while(|_| domain.region(0).file(&file, 0, FileAccess::ReadWrite).ok()).collect();
+        let len_bytes = whole.len() / REGIONS;
+        let part = |index| domain.region(len_bytes).file(&file, (index * len_bytes) as u64, FileAccess::ReadWrite);
+        let regions: Vec<_> = (0..REGIONS).map_while(|index| part(index).ok()).collect();
         assert!(!regions.is_empty());
         for region in &regions {
             assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 7));
         }
         domain.flush_trace();
-        assert!(std::fs::read(&file).unwrap() == vec![7; 4 * FRAMES * PAGE], "the file has something else");
+        assert!(std::fs::read(&file).unwrap() == whole, "the file has something else");
         assert!(Trace::read(&trace).is_ok_and(|trace| trace.records.len() > FRAMES), "the trace is whole");
     })
     .well();
