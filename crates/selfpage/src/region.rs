@@ -296,7 +296,9 @@ impl Region {
         self.bound.len_bytes()
     }
 
-    /// Its first byte.
+    /// Its first byte. Any thread may read and write through it, as long as nobody has a slice of the region that meets those bytes, and threads
+    /// that meet there use atomics. Calls with `&self` may be made meanwhile, since paging changes no contents: how several writers each
+    /// prefetch, evict and flush their part (docs/pagers.md). It is good until the region is dropped.
     pub fn as_ptr(&self) -> *mut u8 {
         self.bound.start() as *mut u8
     }
