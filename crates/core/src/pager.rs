@@ -145,7 +145,8 @@ pub trait Pager: Send + Sync {
     }
 
     /// Writes the contents of each page. `pages` ascend, and need not be neighbours. Returns how many bytes came from a store
-    /// or file.
+    /// or file. Until a page is saved or forgotten its contents are the same each time, and afterwards those that were saved: the program may
+    /// have a slice of the region, whose bytes may not change meanwhile.
     ///
     /// # Context
     /// At least [`Pager::fills_in`].

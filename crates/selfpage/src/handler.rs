@@ -175,7 +175,11 @@ impl MemoryFault<'_> {
     /// # Errors
     /// The page is not absent any more, since another thread gave it or asked for it by name, or no access to it is allowed by now
     /// ([`Kind::Invalid`]): answer [`Answer::Handled`], and the access meets what is there. There is no frame.
-    pub fn map(&self, contents: &PageBytes) -> Result<()> {
+    ///
+    /// # Safety
+    /// *region-contents*: the page has had no contents yet (it has them also by `pin` and its like), or nobody holds a reference into it
+    /// that would see others now.
+    pub unsafe fn map(&self, contents: &PageBytes) -> Result<()> {
         let (state, page) = (self.inner.state(), self.page());
         // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
         let contents = &{ *contents };

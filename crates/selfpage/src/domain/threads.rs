@@ -252,7 +252,8 @@ mod tests {
 
     impl FaultHandler for GoesOn {
         fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
-            fault.map(&[7; PAGE_BYTES]).unwrap();
+            // SAFETY: region-contents: nobody refers to the page.
+            unsafe { fault.map(&[7; PAGE_BYTES]) }.unwrap();
             // Time for the program to drop the domain.
             std::thread::sleep(Duration::from_millis(300));
             errand::send(fault.inner.state(), &fault.inner.errands, || ());

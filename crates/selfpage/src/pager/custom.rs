@@ -22,7 +22,8 @@ use crate::trap::thread;
 /// # Examples
 /// See `examples/own_pager.rs`.
 pub trait UserPager: Send + Sync {
-    /// Writes the contents of page `index` (of the region) to `bytes`, which are zero.
+    /// Writes the contents of page `index` (of the region) to `bytes`, which are zero. Until they are saved or forgotten they are the same each
+    /// time, and afterwards those that were saved: the program may have a slice of the region, whose bytes may not change meanwhile.
     ///
     /// # Errors
     /// The access fails with `SIGBUS`, after a line that says "the pager failed with", and the errno of the error or of what it comes from,

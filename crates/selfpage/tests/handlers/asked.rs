@@ -103,7 +103,8 @@ impl FaultHandler for Gives {
             0 => {
                 let mut contents = [0; PAGE];
                 contents[..8].copy_from_slice(&4711u64.to_ne_bytes());
-                fault.map(&contents).unwrap();
+                // SAFETY: test: nobody refers to the page.
+                unsafe { fault.map(&contents) }.unwrap();
                 Answer::Handled
             }
             1 => Answer::Pass,
@@ -353,7 +354,8 @@ type Does = fn(&MemoryFault<'_>);
 /// What a handler does that says then that it has handled the write: all of it in vain.
 const IN_VAIN: [(&str, Does); 3] = [
     ("protects as before", |fault| fault.protect_page(Protection::Read).unwrap()),
-    ("gives what is there", |fault| assert!(fault.map(&[7; PAGE]).is_err())),
+    // SAFETY: test: the page is there.
+    ("gives what is there", |fault| assert!(unsafe { fault.map(&[7; PAGE]) }.is_err())),
     ("protects another page", |fault| fault.protect(9 * PAGE, PAGE, Protection::Read).unwrap()),
 ];
 

@@ -34,7 +34,8 @@ impl Gives {
     fn give(fault: &MemoryFault<'_>) -> Answer {
         let mut contents = [0; PAGE];
         contents[..8].copy_from_slice(&GIVEN.to_ne_bytes());
-        match fault.map(&contents) {
+        // SAFETY: test: nobody refers to the page.
+        match unsafe { fault.map(&contents) } {
             Ok(()) => Answer::Handled,
             Err(_) => Answer::Refuse,
         }
@@ -119,8 +120,8 @@ struct GivesFrom(usize);
 impl FaultHandler for GivesFrom {
     fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
         let from = (self.0 + fault.offset_bytes() / PAGE * PAGE) as *const PageBytes;
-        // SAFETY: test: a page of a region that lives as long, and that nobody writes to.
-        match fault.map(unsafe { &*from }) {
+        // SAFETY: test: a page of a region that lives as long, and that nobody writes to; nobody refers to the other.
+        match unsafe { fault.map(&*from) } {
             Ok(()) => Answer::Handled,
             Err(_) => Answer::Refuse,
         }

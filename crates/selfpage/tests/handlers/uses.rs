@@ -76,7 +76,8 @@ impl FaultHandler for Persistent {
             FaultKind::Missing => {
                 let contents = self.image.lock().unwrap()[page];
                 // The write that may be under way meets the protection then.
-                fault.protect_page(Protection::Read).and_then(|()| fault.map(&contents))
+                // SAFETY: test: it stays in core, so it is given once.
+                fault.protect_page(Protection::Read).and_then(|()| unsafe { fault.map(&contents) })
             }
             FaultKind::Protection => {
                 self.dirty.lock().unwrap().insert(page);
