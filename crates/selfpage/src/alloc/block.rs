@@ -430,4 +430,26 @@ mod tests {
             assert!(!limit::is_due() && keeper::pays());
         });
     }
+
+    /// Each has up to 2 MiB more in its last page table, which is a large part of what so short ones may have.
+    #[test]
+    fn blocks_that_grow_side_by_side_count_what_they_grow_by() {
+        const STEP: usize = 64 << 10;
+        const FIRST: usize = (1 << 20) + STEP;
+        const LAST: usize = 4 << 20;
+        fork::register();
+        child::forked(|| {
+            set_retention(None);
+            let mut blocks = [(); 20].map(|()| allocate(FIRST, 1).unwrap());
+            let before = stats().counts;
+            for len_bytes in (FIRST..=LAST).step_by(STEP).skip(1) {
+                // SAFETY: slot-held: ours, and only the result is used afterwards.
+                blocks = blocks.map(|block| unsafe { resize(block, len_bytes) }.unwrap());
+            }
+            let counts = stats().counts;
+            let grown = (blocks.len() * (LAST - FIRST)) as u64;
+            let [cold, dropped] = [counts.cold_bytes - before.cold_bytes, counts.dropped_bytes - before.dropped_bytes];
+            assert!(cold <= grown * 3 / 2 && dropped <= grown / 8, "{cold} came and {dropped} went for {grown}");
+        });
+    }
 }

@@ -179,12 +179,29 @@ impl Pages {
 
     /// Opens a slot that is in no list as far as `len_bytes`. It goes back into the cache where that fails.
     fn open(&mut self, id: SlotId, len_bytes: usize) -> Option<()> {
+        let ahead = id.rank() < FIRST_LARGE || self.may_have_all_of_last_table(id, len_bytes);
         let (reservation, cache) = self.ready()?;
-        let open = reservation.open(id, len_bytes);
+        let open = if ahead { reservation.open(id, len_bytes) } else { reservation.open_little_ahead(id, len_bytes) };
         if !open && reservation.slot(id).len_bytes == 0 {
             cache.put(reservation, id);
         }
         open.then_some(())
+    }
+
+    /// Whether a block that grows may have its last table open to the end, and counted so: not where what it does not need of that would have to go
+    /// again at once. The next growth would open it anew. What is cached gives way to it, as long as tails are the lesser half of what is kept.
+    fn may_have_all_of_last_table(&self, id: SlotId, len_bytes: usize) -> bool {
+        let Some(reservation) = &self.reservation else { return true };
+        let slot = reservation.slot(id);
+        // A new block is opened little ahead, and there may be nothing that fills the table.
+        if slot.len_bytes == 0 || self.huge_pages == Some(false) {
+            return true;
+        }
+        let end = len_bytes.next_multiple_of(TABLE_BYTES);
+        let (tail_bytes, absent_bytes) = (end - len_bytes, end.saturating_sub(slot.framed_bytes));
+        let (bound_bytes, live_bytes) = self.retention.bound_and_live_with(len_bytes.saturating_sub(slot.len_bytes));
+        self.retention.framed_bytes + absent_bytes <= bound_bytes
+            || 2 * (self.tails.bytes + tail_bytes) <= bound_bytes - live_bytes
     }
 
     /// Makes a block of a slot that is in no list.

@@ -44,6 +44,8 @@ pub(super) const ALIGNMENT: usize = 1 << 30;
 /// A page of them.
 const RECORDS_AT_ONCE: usize = PAGE_BYTES / size_of::<Slot>();
 const OPENED_AT_ONCE: usize = 4 << 20;
+/// Of a large slot, where no huge page is to end behind the block.
+const LITTLE_AHEAD: usize = 16 * PAGE_BYTES;
 
 /// From the first address to the last of all reservations: a process has one, and its children have that. Who was given a block sees them right for
 /// it, so that they are read like any other numbers.
@@ -315,10 +317,18 @@ impl Reservation {
             }
             return opened;
         }
-        let before = self.slot(id).open_bytes;
-        let ahead = Reservation::open_at_once(before, len_bytes).min(Reservation::room(rank));
+        self.open_ahead(id, len_bytes, Reservation::open_at_once(self.slot(id).open_bytes, len_bytes))
+    }
+
+    /// The same of a large slot, as for a new block, although it is of one that grows.
+    pub(super) fn open_little_ahead(&mut self, id: SlotId, len_bytes: usize) -> bool {
+        self.open_ahead(id, len_bytes, len_bytes.next_multiple_of(LITTLE_AHEAD))
+    }
+
+    fn open_ahead(&mut self, id: SlotId, len_bytes: usize, ahead: usize) -> bool {
+        let (before, room) = (self.slot(id).open_bytes, Reservation::room(id.rank()));
         // Where a limit leaves no room for what is opened ahead, it may for the block.
-        len_bytes <= before || self.open_to(id, ahead) || self.open_to(id, len_bytes)
+        len_bytes <= before || self.open_to(id, ahead.min(room)) || self.open_to(id, len_bytes)
     }
 
     /// Lets the first `end` bytes of a large slot be touched, and nothing ahead. False: no memory or mappings for it.
@@ -362,7 +372,7 @@ impl Reservation {
     /// grows is opened ahead.
     fn open_at_once(before: usize, len_bytes: usize) -> usize {
         match (before, len_bytes) {
-            (0, ..0x0100_0000) => len_bytes.next_multiple_of(16 * PAGE_BYTES),
+            (0, ..0x0100_0000) => len_bytes.next_multiple_of(LITTLE_AHEAD),
             (0, _) => len_bytes.next_multiple_of(HUGE_PAGE_BYTES),
             _ => (len_bytes + len_bytes / 8).next_multiple_of(HUGE_PAGE_BYTES),
         }

@@ -71,9 +71,15 @@ impl Retention {
     /// How many bytes of spare slots may be had for a block of `len_bytes`, its own included, where `cached_bytes` are in the cache: with
     /// what blocks have and all that is spare or begun they must be within the bound. What is kept of freed blocks gives way to them.
     pub(super) fn spare_allowed(&self, cached_bytes: usize, len_bytes: usize) -> usize {
-        let live_bytes = self.live_bytes + len_bytes;
+        let (bound_bytes, _) = self.bound_and_live_with(len_bytes);
+        bound_bytes.saturating_sub(self.framed_bytes - cached_bytes + self.spare_bytes + self.begun_bytes)
+    }
+
+    /// The bound, and what is live, when `more_bytes` more are.
+    pub(super) fn bound_and_live_with(&self, more_bytes: usize) -> (usize, usize) {
+        let live_bytes = self.live_bytes + more_bytes;
         let then = Retention { live_bytes, peak_bytes: self.peak_bytes.max(live_bytes), ..*self };
-        then.bound_bytes().saturating_sub(self.framed_bytes - cached_bytes + self.spare_bytes + self.begun_bytes)
+        (then.bound_bytes(), live_bytes)
     }
 
     /// What must go.
