@@ -29,8 +29,8 @@ pub(super) const FIRST_LARGE: usize = FIRST_ROOMY + 7;
 /// What is opened of packed slots at a time, where so much may be: a huge page.
 const CHUNK_BYTES: usize = TABLE_BYTES;
 /// Where it may not, slots up to this length are opened ahead, which have their pages in fewer calls then. Longer ones have enough in one.
-const LONGEST_AHEAD: usize = LEAST_ROOM / 2;
-/// And no less than this.
+const LONGEST_AHEAD: usize = LEAST_ROOM;
+/// And no less than this, and two: one alone would have no room to grow, and its pages in no fewer calls.
 const LEAST_AHEAD: usize = 64 << 10;
 
 const LARGEST_RANK_BYTES: usize = 1 << 41;
@@ -270,7 +270,7 @@ impl Reservation {
         let mut end = (opened + 1).next_multiple_of(CHUNK_BYTES);
         if end > most {
             end = most / room * room;
-            if room > LONGEST_AHEAD || end < used * room + LEAST_AHEAD {
+            if room > LONGEST_AHEAD || end < used * room + LEAST_AHEAD.max(2 * room) {
                 return None;
             }
         }

@@ -132,8 +132,8 @@ fn few_blocks_have_room_and_many_lie_side_by_side() {
         for pages in [1, 4, 5, 16, 28, 64, 192, 256] {
             let bytes = pages * PAGE_BYTES;
             let few = blocks((4 << 20) / bytes / 2, pages);
-            // Of 64 KiB at least, each has room behind it. Shorter ones got their pages together with those after them.
-            let right = if pages < 16 { neighbours(&few) >= few.len() / 2 } else { neighbours(&few) == 0 };
+            // Of more than 64 KiB, each has room behind it. Shorter ones got their pages together with those after them.
+            let right = if pages <= 16 { neighbours(&few) >= few.len() / 2 } else { neighbours(&few) == 0 };
             assert!(right, "{pages} pages: {} of {}", neighbours(&few), few.len());
             few.into_iter().for_each(Block::free);
             alloc::trim(0);
