@@ -20,12 +20,21 @@ pub(super) static PAGES: Lock<Pages> = Lock::new(Pages::new());
 /// Blocks up to this length get their frames in one go when there are none for them, instead of a fault for each page.
 const POPULATED_BYTES: usize = 4 * LEAST_ROOM;
 
+/// Every machine has so much: no shorter block is worth the question.
+const UNASKED_BYTES: usize = 1 << 30;
+
 /// The longest block.
 const MOST_BYTES: usize = isize::MAX as usize - PAGE_BYTES;
 
 /// Whole pages for `len_bytes`, at least one.
 fn whole_pages(len_bytes: usize) -> Option<usize> {
     (len_bytes <= MOST_BYTES).then(|| len_bytes.max(1).next_multiple_of(PAGE_BYTES))
+}
+
+/// Whether a block may be so long on this machine.
+#[inline]
+fn may_ever_be(len_bytes: usize) -> bool {
+    len_bytes <= UNASKED_BYTES || frames::machine_has(len_bytes)
 }
 
 /// Allocates at least `len_bytes`, rounded up to whole pages, at a multiple of `align_bytes` (a power of two, at most 1 GiB) and
@@ -57,13 +66,10 @@ pub fn allocate_zeroed(len_bytes: usize, align_bytes: usize) -> Option<NonNull<u
 #[inline]
 pub(super) fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Given> {
     let len_bytes = whole_pages(len_bytes)?;
-    if !align_bytes.is_power_of_two() {
+    if !align_bytes.is_power_of_two() || !may_ever_be(len_bytes) {
         return None;
     }
     let mut pages = PAGES.take();
-    if !pages.may_ever_have(len_bytes) {
-        return None;
-    }
     let given = pages.allocate(len_bytes, align_bytes)?;
     settle(pages);
     if given.absent_bytes > 0 && len_bytes <= POPULATED_BYTES {
@@ -175,12 +181,13 @@ pub(super) fn blame(pages: Held<'static, Pages>, culprit: Culprit, call: &str, a
 pub unsafe fn resize(block: NonNull<u8>, len_bytes: usize) -> Option<NonNull<u8>> {
     let len_bytes = whole_pages(len_bytes)?;
     let addr = block.as_ptr() as usize;
+    let may_be = may_ever_be(len_bytes);
     let mut pages = PAGES.take();
     let id = match pages.block(addr) {
         Ok(id) => id,
         Err(culprit) => blame(pages, culprit, "realloc", addr),
     };
-    if !pages.may_ever_have(len_bytes) {
+    if !may_be {
         return None;
     }
     let now = pages.resize(id, len_bytes)?;
@@ -198,13 +205,13 @@ pub unsafe fn resize(block: NonNull<u8>, len_bytes: usize) -> Option<NonNull<u8>
 pub unsafe fn resize_in_place(block: NonNull<u8>, len_bytes: usize) -> bool {
     let Some(len_bytes) = whole_pages(len_bytes) else { return false };
     let addr = block.as_ptr() as usize;
+    let may_be = may_ever_be(len_bytes);
     let mut pages = PAGES.take();
     let id = match pages.block(addr) {
         Ok(id) => id,
         Err(culprit) => blame(pages, culprit, "realloc", addr),
     };
-    let done = pages.may_ever_have(len_bytes)
-        && (pages.resize_in_place(id, len_bytes) || pages.resize_among_closed(id, len_bytes));
+    let done = may_be && (pages.resize_in_place(id, len_bytes) || pages.resize_among_closed(id, len_bytes));
     settle(pages);
     done
 }
@@ -377,8 +384,14 @@ pub(super) fn stay_below(limit_bytes: Option<usize>, most_bytes: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::{CStr, CString, OsStr};
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
     use std::sync::mpsc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::alloc::{fork, keeper, limit};
@@ -451,5 +464,74 @@ mod tests {
             let [cold, dropped] = [counts.cold_bytes - before.cold_bytes, counts.dropped_bytes - before.dropped_bytes];
             assert!(cold <= grown * 3 / 2 && dropped <= grown / 8, "{cold} came and {dropped} went for {grown}");
         });
+    }
+
+    /// Where this is opened, whoever opens `file` waits; where it is written, they read that. `None`: there can be no mounts for it.
+    fn cover(file: &CStr, directory: &Path) -> Option<CString> {
+        let fifo = CString::new(directory.join("fifo").as_os_str().as_bytes()).unwrap();
+        let none = std::ptr::null();
+        // SAFETY: texts that outlive the calls. Only this process sees the mounts.
+        let covers = unsafe {
+            assert_eq!(libc::mkfifo(fifo.as_ptr(), 0o600), 0);
+            libc::unshare(libc::CLONE_NEWNS) == 0
+                && libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
+                && libc::mount(fifo.as_ptr(), file.as_ptr(), none, libc::MS_BIND, none.cast()) == 0
+        };
+        covers.then_some(fifo)
+    }
+
+    /// A file that somebody has begun to read.
+    fn reader_of(fifo: &CStr) -> File {
+        let begin = Instant::now();
+        loop {
+            let mut options = File::options();
+            let path = Path::new(OsStr::from_bytes(fifo.to_bytes()));
+            match options.write(true).custom_flags(libc::O_NONBLOCK).open(path) {
+                Ok(file) => return file,
+                Err(error) => assert!(begin.elapsed() < Duration::from_secs(60), "nobody reads it: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn who_reads_what_the_machine_allows_keeps_nobody_waiting() {
+        let ask_for_huge_pages = || {
+            allocate(8 << 20, 1).unwrap();
+            limit::look();
+        };
+        // Before Linux 6.8 sizes have no settings of their own.
+        let settings = [
+            c"/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled",
+            c"/sys/kernel/mm/transparent_hugepage/enabled",
+        ];
+        let is_there = |file: &&CStr| Path::new(OsStr::from_bytes(file.to_bytes())).exists();
+        let Some(setting) = settings.into_iter().find(is_there) else {
+            return crate::skip::skip("thp", "boot a kernel built with CONFIG_TRANSPARENT_HUGEPAGE=y");
+        };
+        let ask_for_more_than_there_is = || assert_eq!(allocate(1 << 46, 1), None);
+        fork::register();
+        for (file, text, ask) in [
+            (setting, "always [madvise]", ask_for_huge_pages as fn()),
+            (frames::OVERCOMMIT, "0", ask_for_more_than_there_is),
+        ] {
+            child::forked(|| {
+                set_retention(None);
+                // Nobody has asked yet.
+                *PAGES.take() = Pages::new();
+                let directory = tempfile::tempdir().unwrap();
+                let Some(fifo) = cover(file, directory.path()) else {
+                    return crate::skip::skip("mount", "no mounts of its own: be root, outside of a container");
+                };
+                let asks = std::thread::spawn(ask);
+                let mut reader = reader_of(&fifo);
+                let (tells, told) = mpsc::channel();
+                std::thread::spawn(move || tells.send(allocate(1 << 20, 1).is_some()));
+                assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(true));
+                reader.write_all(text.as_bytes()).unwrap();
+                drop(reader);
+                asks.join().unwrap();
+            });
+        }
     }
 }

@@ -379,10 +379,11 @@ pub(super) fn populate(addr: usize, len_bytes: usize) {
 /// What the machine has, memory and swap, as far as somebody has asked.
 static MACHINE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether the machine has so much at all. A mapping of more the kernel refuses, unless its owner will have it otherwise (`vm.overcommit_memory`
+/// Whether the machine has so much at all, for who does not have the allocator's lock: it is asked. Not where nothing is to be kept: then the program
+/// may have forbidden itself to. A mapping of more the kernel refuses, unless its owner will have it otherwise (`vm.overcommit_memory`
 /// is 1); what was reserved before it is opened is not judged by that, and whoever touched it all would be ended in the place of an error.
 pub(super) fn machine_has(len_bytes: usize) -> bool {
-    len_bytes <= MACHINE_BYTES.load(Ordering::Relaxed) || {
+    len_bytes <= MACHINE_BYTES.load(Ordering::Relaxed) || !ASKS_FOR_LIMITS.load(Ordering::Relaxed) || {
         // SAFETY: plain-old-data, out-pointer: the structure outlives the call.
         let (told, machine) = unsafe {
             let mut machine: libc::sysinfo = std::mem::zeroed();

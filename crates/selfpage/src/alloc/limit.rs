@@ -9,6 +9,7 @@ use super::block::{self, PAGES, Patience};
 use super::cgroup::{self, Unknown};
 use super::file::File;
 use super::frames;
+use super::medium;
 use super::rounds::Rounds;
 use super::stats::NOTED;
 
@@ -50,7 +51,8 @@ pub fn look() {
     if LOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let limit = cgroup::limit();
+    // All that is read is read without the lock, which others wait for.
+    let (limit, huge_pages) = (cgroup::limit(), medium::huge_pages_may_come(frames::setting));
     let mut pages = PAGES.take();
     if let Err(Unknown::NoMemory | Unknown::NoDescriptor) = limit {
         // Another time.
@@ -64,7 +66,7 @@ pub fn look() {
         // A forked child may have come out of its parent's group.
         pages.retention.limit_bytes = limit.unwrap_or(usize::MAX);
     }
-    pages.ask_for_huge_pages();
+    pages.huge_pages.get_or_insert(huge_pages);
     block::settle(pages);
 }
 

@@ -5,7 +5,6 @@ use selfpage_core::addr::PAGE_BYTES;
 use super::cache::Cache;
 use super::culprit::Culprit;
 use super::frames::{self, TABLE_BYTES};
-use super::medium;
 use super::reservation::{ALIGNMENT, FIRST_LARGE, FIRST_ROOMY, RANKS, Reservation};
 use super::retention::Retention;
 use super::slot::{Holder, SlotId};
@@ -33,8 +32,6 @@ const PIECES_OF_SLOT: u16 = 256;
 /// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
 /// before is less than is left alone of a limit of 80 MiB.
 const LOOK_FROM_BYTES: u64 = 4 << 20;
-/// Every machine has so much: no shorter block is worth the question.
-const UNASKED_BYTES: usize = 1 << 30;
 
 /// All that the allocator knows, under its lock.
 #[derive(Debug)]
@@ -52,8 +49,8 @@ pub(super) struct Pages {
     lapsed: bool,
     /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
     strict_overcommit: Option<bool>,
-    /// Whether it may give huge pages; `None`: nobody has asked yet.
-    huge_pages: Option<bool>,
+    /// Whether it may give huge pages, as the look at the limit has found. `None`: nobody has looked yet, and what may come is counted.
+    pub(super) huge_pages: Option<bool>,
 }
 
 /// A block, as its owner gets it.
@@ -232,9 +229,6 @@ impl Pages {
     /// than it has.
     #[cold]
     fn expect_frames(&mut self, id: SlotId) -> usize {
-        if self.is_worth_a_look() {
-            self.ask_for_huge_pages();
-        }
         let Some(reservation) = &mut self.reservation else { return 0 };
         let slot = reservation.slot_mut(id);
         let huge = slot.may_get_huge_page() && self.huge_pages != Some(false);
@@ -249,18 +243,6 @@ impl Pages {
     /// is.
     pub(super) fn is_worth_a_look(&self) -> bool {
         self.counts.cold_bytes >= LOOK_FROM_BYTES && self.retention.keep_bytes != Some(0)
-    }
-
-    /// Whether a block may be so long on this machine. Where nothing is to be kept that is not asked: the program may have forbidden itself to.
-    #[inline]
-    pub(super) fn may_ever_have(&self, len_bytes: usize) -> bool {
-        len_bytes <= UNASKED_BYTES || self.retention.keep_bytes == Some(0) || frames::machine_has(len_bytes)
-    }
-
-    /// Asks whether there are huge pages, unless somebody did. With the look at the limit, and as little at any other time: by then the program may
-    /// have forbidden itself to open files. Until it is known, what it would forbid is counted.
-    pub(super) fn ask_for_huge_pages(&mut self) {
-        self.huge_pages.get_or_insert_with(|| medium::huge_pages_may_come(frames::setting));
     }
 
     /// The slot of the block at `addr`.
