@@ -190,7 +190,7 @@ fn keep(wishes: &Wishes) {
     let mut groups = cgroup::groups().ok();
     // The program may close all descriptors that it finds, and have its own by those numbers then. Where a filter of system calls leaves
     // us no table of our own, nothing is kept open.
-    let mut watch = if thread::leave_descriptors().is_ok() { Watch::of(wishes) } else { Watch::Off };
+    let mut watch = if thread::leave_descriptors().is_ok() { Watch::of(wishes) } else { Watch::Bare };
     let (mut reports, mut last_look) = (Reports::default(), Instant::now());
     let mut cold_before = PAGES.take().counts.cold_bytes;
     stay_below_limit();

@@ -50,6 +50,8 @@ pub(crate) enum Watch {
     Off,
     /// Nobody is to listen: the environment says so.
     Silenced,
+    /// Whoever would listen has no descriptors of its own.
+    Bare,
 }
 
 impl Watch {
@@ -86,11 +88,11 @@ impl Watch {
         matches!(self, Watch::On(..))
     }
 
-    /// Looks again for what reports, where that has ended, or the process has come out of the `groups` that it was found for.
+    /// Looks again for what reports, where that has ended, or the process has come out of the `groups` that it was found for, or nothing was.
     pub(super) fn renew(&mut self, wishes: &Wishes, groups: &mut Option<String>) {
         // Where nobody says, it is taken to have stayed.
         let now = cgroup::groups().ok().filter(|now| groups.as_ref() != Some(now));
-        if matches!(self, Watch::Ended) || now.is_some() && self.reports() {
+        if matches!(self, Watch::Ended) || now.is_some() && matches!(self, Watch::On(..) | Watch::Off) {
             *self = Watch::of(wishes);
         }
         *groups = now.or_else(|| groups.take());
