@@ -71,6 +71,7 @@ extern bool selfpage_large_owns(const void *block);
 extern bool selfpage_large_is_all(void);
 extern void selfpage_prepare_for_forks(void);
 extern void selfpage_look_around(void);
+extern void selfpage_look_for_limit(void);
 extern _Noreturn void selfpage_foreign(const char *call, const void *block);
 extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
 extern _Noreturn void selfpage_within(const char *call, const void *at, const void *block, size_t len);
@@ -103,10 +104,17 @@ static void on_error(int error, void *unused) {
 // under none.
 #define LOOK_AROUND 2u
 static unsigned to_do = SET_UP;
+// Whether the thread is in a free that looks for the limit: what it allocates for that may be under such a lock, too.
+static __thread bool looks_in_free;
+
+void selfpage_heap_look_around_soon(void) { __atomic_fetch_or(&to_do, LOOK_AROUND, __ATOMIC_RELAXED); }
 
 static __attribute__((noinline)) void do_first(void) {
     unsigned now = __atomic_exchange_n(&to_do, 0, __ATOMIC_RELAXED);
-    if (now & LOOK_AROUND) selfpage_look_around();
+    if (now & LOOK_AROUND) {
+        if (looks_in_free) selfpage_heap_look_around_soon();
+        else selfpage_look_around();
+    }
     if (!(now & SET_UP)) return;
     os_preloading = false;
     mi_option_set_default(mi_option_eager_commit_delay, 0);
@@ -126,7 +134,11 @@ static inline void do_what_comes_first(void) {
     if (mi_unlikely(to_do != 0)) do_first();
 }
 
-void selfpage_heap_look_around_soon(void) { __atomic_fetch_or(&to_do, LOOK_AROUND, __ATOMIC_RELAXED); }
+void selfpage_heap_look_in_free(void) {
+    looks_in_free = true;
+    selfpage_look_for_limit();
+    looks_in_free = false;
+}
 
 void selfpage_heap_attend_forks(void) { do_what_comes_first(); }
 

@@ -167,6 +167,12 @@ extern "C" fn selfpage_look_around() {
     look_around();
 }
 
+/// The look of a free, which [`crate::selfpage_heap_look_in_free`] tells from others.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_look_for_limit() {
+    look_for_limit();
+}
+
 /// What something fails in that is no business of the caller's, whose `errno` stays.
 struct Errno(i32);
 
@@ -255,7 +261,8 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
         Some(block) if alloc::owns(block.addr().get()) => {
             // What was put off: from here on something is kept.
             if keeper_is_due() {
-                look_for_limit();
+                // SAFETY: no-pointers: nothing is passed.
+                unsafe { crate::selfpage_heap_look_in_free() };
             }
             // SAFETY: heap-block: passed on from our caller; what is no block is found there.
             unsafe { alloc::free(block) };

@@ -60,6 +60,7 @@ unsafe extern "C" {
     fn selfpage_heap_check_pointers();
     fn selfpage_heap_collect();
     fn selfpage_heap_look_around_soon();
+    fn selfpage_heap_look_in_free();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
     fn selfpage_heap_try_hold_over_fork() -> bool;
     fn selfpage_heap_let_go_after_fork();

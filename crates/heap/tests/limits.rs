@@ -8,9 +8,11 @@ mod own_process;
 mod skip;
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 
 use limited_group::{Group, REASON};
-use selfpage::alloc::limit;
+use selfpage::alloc::{keeper, limit};
 
 #[global_allocator]
 static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;
@@ -99,6 +101,49 @@ fn a_block_that_makes_a_keeper_due_does_not_wait_for_the_look_and_who_frees_it_d
         // Below the limit by a sixteenth of it, and what objects open first.
         let kept_mib = selfpage_heap::stats().large_retained_bytes / MIB;
         assert!((128..=208).contains(&kept_mib), "{kept_mib} MiB are kept");
+    });
+}
+
+unsafe extern "C" {
+    fn selfpage_heap_look_around_soon();
+}
+
+/// Has this thread find its groups at the end of a text, `len_bytes` longer, that does not fit into what small objects leave. False: there can be no
+/// mounts for it.
+fn lengthen_groups(len_bytes: usize) -> bool {
+    let groups = std::fs::read_to_string("/proc/thread-self/cgroup").unwrap();
+    let file = std::env::temp_dir().join(format!("selfpage-groups-{}", std::process::id()));
+    std::fs::write(&file, format!("99:name=none:/{}\n{groups}", "x".repeat(len_bytes))).unwrap();
+    let (path, none) = (CString::new(file.as_os_str().as_bytes()).unwrap(), std::ptr::null());
+    // SAFETY: test: texts that outlive the calls. Only this thread, and those that it starts, see the mounts.
+    let is_longer = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
+            && libc::mount(path.as_ptr(), c"/proc/thread-self/cgroup".as_ptr(), none, libc::MS_BIND, none.cast()) == 0
+    };
+    std::fs::remove_file(file).unwrap();
+    is_longer
+}
+
+/// Who frees may have a lock of the C library's that a new thread needs.
+#[test]
+fn a_free_that_looks_for_the_limit_starts_no_keeper_that_another_has_found_due() {
+    own_process::run("a_free_that_looks_for_the_limit_starts_no_keeper_that_another_has_found_due", || {
+        if !lengthen_groups(3000) {
+            return skip::skip("mount", "no mounts of its own: be root, outside of a container");
+        }
+        selfpage_heap::keep();
+        let block: Vec<u8> = Vec::with_capacity(300 * MIB);
+        assert!(limit::is_due(), "it has waited");
+        // As one on another thread does meanwhile.
+        // SAFETY: no-pointers: nothing is passed.
+        unsafe { selfpage_heap_look_around_soon() };
+        drop(std::hint::black_box(block));
+        let found = (limit::is_due(), keeper::pays());
+        assert_eq!(found, (false, true), "it has looked, and no keeper has begun");
+        // The next one that asks for memory may wait for a thread.
+        drop(std::hint::black_box(vec![1u8; MIB / 2]));
+        assert!(!keeper::pays(), "none has begun");
     });
 }
 
