@@ -7,8 +7,8 @@
 //! none, or each of the pages that it touches would take 2 MiB. It is a sample of one page in 64 that tells. With small pages those are
 //! used that have a frame. The kernel knows huge pages only as a whole; there it is those that hold something other than zeros, which
 //! are fewer, so less is enough. A stock that went wrong has cost 16 MiB at most. The first has medium pages where they are to be had,
-//! which are judged like huge ones. Where the program has all that it maps locked in memory there are no stocks: a new one would be filled
-//! at once.
+//! which are judged like huge ones. Where the program has all that it maps locked in memory there are no new stocks: one would be filled
+//! at once. The rest of one that was there before is handed out as it is.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
