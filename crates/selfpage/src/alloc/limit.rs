@@ -52,7 +52,7 @@ pub fn look() {
         return;
     }
     // All that is read is read without the lock, which others wait for.
-    let (limit, huge_pages) = (cgroup::limit(), medium::huge_pages_may_come(frames::setting));
+    let (limit, huge_pages) = (cgroup::limit(), medium::huge_pages_may_come());
     let mut pages = PAGES.take();
     if let Err(Unknown::NoMemory | Unknown::NoDescriptor) = limit {
         // Another time.

@@ -34,15 +34,30 @@ pub(crate) enum Medium {
     Outgrown,
 }
 
-fn says(setting: &[u8], word: &[u8]) -> bool {
-    setting.windows(word.len()).any(|part| part == word)
+/// What decides on a size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) file: &'static CStr,
+    /// What it says; zeros where nobody does.
+    said: [u8; 32],
 }
 
-/// What the setting of a size says, or that of all if it follows that: zeros where the size has none. Each is read once: every program
-/// reads one of them.
-fn of_size(size: &'static CStr, setting: impl Fn(&'static CStr) -> [u8; 32]) -> [u8; 32] {
-    let said = setting(size);
-    if says(&said, b"[inherit]") { setting(ALL_SIZES) } else { said }
+impl Setting {
+    fn read(file: &'static CStr, setting: impl Fn(&'static CStr) -> [u8; 32]) -> Setting {
+        Setting { file, said: setting(file) }
+    }
+
+    /// The word in brackets.
+    pub(crate) fn word(&self) -> Option<&str> {
+        let text = str::from_utf8(&self.said).ok()?;
+        Some(text.split_once('[')?.1.split_once(']')?.0)
+    }
+}
+
+/// The setting of a size, or that of all if it follows that. Each is read once: every program reads one of them.
+fn of_size(size: &'static CStr, setting: impl Fn(&'static CStr) -> [u8; 32]) -> Setting {
+    let own = Setting::read(size, &setting);
+    if own.word() == Some("inherit") { Setting::read(ALL_SIZES, setting) } else { own }
 }
 
 /// What the settings of the sizes say.
@@ -51,10 +66,7 @@ pub(crate) fn examine() -> Medium {
 }
 
 fn read(setting: impl Fn(&'static CStr) -> [u8; 32]) -> Medium {
-    let allowed = |size| {
-        let said = of_size(size, &setting);
-        says(&said, b"[madvise]") || says(&said, b"[always]")
-    };
+    let allowed = |size| matches!(of_size(size, &setting).word(), Some("madvise" | "always"));
     // On most machines there is no more to read than this.
     match allowed(MEDIUM) {
         false => Medium::Forbidden,
@@ -63,12 +75,20 @@ fn read(setting: impl Fn(&'static CStr) -> [u8; 32]) -> Medium {
     }
 }
 
-/// Whether pages of 2 MiB may come on request. Where nobody says, they may.
-pub(super) fn huge_pages_may_come(setting: impl Fn(&'static CStr) -> [u8; 32]) -> bool {
+/// What decides on pages of 2 MiB.
+pub(crate) fn of_huge_pages() -> Setting {
+    read_of_huge_pages(frames::setting)
+}
+
+fn read_of_huge_pages(setting: impl Fn(&'static CStr) -> [u8; 32]) -> Setting {
     let own = of_size(HUGE, &setting);
     // Before Linux 6.8 sizes have no settings of their own.
-    let said = if own[0] == 0 { setting(ALL_SIZES) } else { own };
-    !says(&said, b"[never]")
+    if own.said[0] == 0 { Setting::read(ALL_SIZES, setting) } else { own }
+}
+
+/// Whether such pages may come on request. Where nobody says, they may.
+pub(super) fn huge_pages_may_come() -> bool {
+    of_huge_pages().word() != Some("never")
 }
 
 /// Whether medium huge pages come on request, as it was when this was first called.
@@ -117,19 +137,20 @@ mod tests {
     fn the_setting_of_2_mib_decides_on_them_where_there_is_one() {
         const ALL_NEVER: &str = "always madvise [never]\n";
         const ALL_MADVISE: &str = "always [madvise] never\n";
-        for (settings, may_come) in [
-            (&[("", ALL_MADVISE), ("2048kB", NEVER)][..], false),
-            (&[("", ALL_NEVER), ("2048kB", MADVISE)], true),
-            (&[("", ALL_NEVER), ("2048kB", ALWAYS)], true),
-            (&[("", ALL_NEVER), ("2048kB", INHERIT)], false),
-            (&[("", ALL_MADVISE), ("2048kB", INHERIT)], true),
-            (&[("", ALL_NEVER), ("64kB", MADVISE)], false),
-            (&[("", ALL_MADVISE)], true),
+        for (settings, file, word) in [
+            (&[("", ALL_MADVISE), ("2048kB", NEVER)][..], HUGE, Some("never")),
+            (&[("", ALL_NEVER), ("2048kB", MADVISE)], HUGE, Some("madvise")),
+            (&[("", ALL_NEVER), ("2048kB", ALWAYS)], HUGE, Some("always")),
+            (&[("", ALL_NEVER), ("2048kB", INHERIT)], ALL_SIZES, Some("never")),
+            (&[("", ALL_MADVISE), ("2048kB", INHERIT)], ALL_SIZES, Some("madvise")),
+            (&[("", ALL_NEVER), ("64kB", MADVISE)], ALL_SIZES, Some("never")),
+            (&[("", ALL_MADVISE)], ALL_SIZES, Some("madvise")),
             // Nobody says.
-            (&[], true),
-            (&[("2048kB", INHERIT)], true),
+            (&[], ALL_SIZES, None),
+            (&[("2048kB", INHERIT)], ALL_SIZES, None),
         ] {
-            assert_eq!(huge_pages_may_come(|path| said(settings, path)), may_come, "{settings:?}");
+            let decides = read_of_huge_pages(|path| said(settings, path));
+            assert_eq!((decides.file, decides.word()), (file, word), "{settings:?}");
         }
     }
 

@@ -8,9 +8,6 @@ use std::fs;
 use std::path::Path;
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage";
-/// What is said of all sizes, and of 2 MiB alone.
-const OF_ALL: &str = "enabled";
-const OF_HUGE_PAGES: &str = "hugepages-2048kB/enabled";
 const OF_MEDIUM_PAGES: &str = "hugepages-64kB/enabled";
 const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
 /// What some kernels let be set of free page reporting.
@@ -23,13 +20,12 @@ const BALLOON_REPORTING: usize = 5;
 
 /// A line for each feature.
 pub(super) fn examine() -> Vec<Finding> {
-    let chosen = |file: &str| setting(&format!("{HUGE_PAGES}/{file}")).and_then(|line| chosen(&line));
-    // Since Linux 6.8 each size has a setting of its own, which may follow the common one.
-    let own = chosen(OF_HUGE_PAGES).filter(|word| word != "inherit").map(|word| (OF_HUGE_PAGES, word));
-    let enabled = own.or_else(|| Some((OF_ALL, chosen(OF_ALL)?)));
+    let defrag = setting(&format!("{HUGE_PAGES}/defrag")).and_then(|line| chosen(&line));
+    let decides = medium::of_huge_pages();
+    let enabled = decides.file.to_str().ok().zip(decides.word());
     let [huge, medium] = if has_sys() {
         [
-            huge_pages(enabled.as_ref().map(|(file, word)| (*file, word.as_str())), chosen("defrag").as_deref()),
+            huge_pages(enabled, defrag.as_deref()),
             medium_pages(medium::examine(), Path::new(HUGE_PAGES).join(OF_MEDIUM_PAGES).exists()),
         ]
     } else {
@@ -67,7 +63,7 @@ fn huge_pages(enabled: Option<(&str, &str)>, defrag: Option<&str>) -> Finding {
             "{}: a cold block costs the kernel's fault for each 4 KiB, and a device takes a domain's pages one by one",
             enabled.unwrap_or("not in this kernel")
         );
-        let allow = |file| format!("echo madvise > {HUGE_PAGES}/{file}");
+        let allow = |file| format!("echo madvise > {file}");
         let remedy = file.map_or("boot a kernel built with CONFIG_TRANSPARENT_HUGEPAGE=y".into(), allow);
         return Finding::new(HUGE_FEATURE, State::Degraded, why).remedy(remedy);
     }
@@ -176,6 +172,10 @@ mod tests {
     use rustix::event::PollFlags;
 
     use super::*;
+
+    /// What is said of all sizes, and of 2 MiB alone.
+    const OF_ALL: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    const OF_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled";
 
     fn listened_to() -> Watch {
         Watch::On(fs::File::open("/dev/null").unwrap().into(), PollFlags::IN)
