@@ -117,7 +117,9 @@ impl Maps {
             Part::Free => advise_by_kernel(NOWHERE, advice),
             Part::Outside => advise_by_kernel(range, advice),
             // As for mprotect(2): a filter would kill this thread.
-            Part::Foreign => managed.maps.while_still(move || advise_by_kernel(range, advice)),
+            Part::Foreign => {
+                managed.maps.while_still(move || advise_by_kernel(range, advice)).map_err(|_| libc::EACCES)?
+            }
         }
     }
 

@@ -66,7 +66,7 @@ impl Maps {
             }
             // Under our lock signals are blocked, and a handler of the program's has been asked: a filter would kill this thread.
             Part::Foreign => {
-                kernel(managed.maps.while_still(move || change(there)))?;
+                kernel(managed.maps.while_still(move || change(there)).map_err(|_| libc::EACCES)?)?;
                 self.note_unmanaged_access(&range, prot);
                 Ok(())
             }

@@ -75,7 +75,7 @@ pub(crate) fn insert(bound: &Arc<Bound>, part: Option<&FilePart>) -> Result<()> 
     if let (Some(part), Some(other)) = (part, taken.values().find(is_disturbed)) {
         let Range { start, end } = other.part.as_ref().map_or(0..0, |part| part.bytes.clone());
         let cause = format!(
-            "its bytes {start}..{end} are region {} already, and one of the two may be written: a page is saved whole, over what the other has              saved of it; drop that region first, or take pages that are not in it",
+            "its bytes {start}..{end} are region {} already, and one of the two may be written: a page is saved whole, over what the other has saved of it; drop that region first, or take pages that are not in it",
             other.name
         );
         return Err(Error::new(Kind::Held, "map", part.path.display().to_string(), cause));

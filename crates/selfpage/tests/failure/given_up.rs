@@ -365,11 +365,12 @@ fn a_page_that_is_given_up_stays_so_where_guards_of_locked_memory_are_removed() 
             };
             assert_eq!(locked, 0);
             let still = &region;
-            region.while_still(move || {
+            let removed = region.while_still(move || {
                 // SAFETY: test: the program's guards, of which there are none.
                 assert_eq!(unsafe { libc::madvise(start as *mut _, len, MADV_GUARD_REMOVE) }, 0);
                 still.set_guards(0, len, Guards::Removed).unwrap();
             });
+            removed.unwrap();
             region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
             assert!(tried::read(at(&region, 1)).is_err());
             assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
