@@ -1,14 +1,15 @@
 //! What happens when the library is loaded, before the program's first line.
 
-use std::ffi::{CStr, OsStr};
-use std::io::Write;
+use std::ffi::{CStr, CString, OsStr};
+use std::io::{ErrorKind, Write};
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use selfpage::store::{BackingStore, FileStore, MemoryStore};
+use selfpage::store::{BackingStore, FileStore, MemoryStore, StoreError};
 use selfpage::{DescriptorTable, Domain, Locking, Region};
 
 use crate::limits::{LARGE_BYTES, Limits, MANAGED_BYTES, MAPS_BYTES, OBJECTS_BYTES, Stored};
@@ -21,6 +22,9 @@ const VARIABLE: &CStr = c"SELFPAGE_RUN";
 
 /// Where pages go if nobody says so, and where there is no place beside the one that was named.
 const ELSEWHERE: &str = "/var/tmp";
+
+/// What a store has room for at least.
+const LEAST_BYTES: u64 = 1 << 20;
 
 /// Where `run` told us to keep pages.
 #[derive(PartialEq, Eq)]
@@ -222,15 +226,15 @@ impl Place {
 
     fn store(&self) -> Result<Option<Arc<dyn BackingStore>>, String> {
         let wanted = MANAGED_BYTES as u64;
-        let in_words = |error: selfpage::store::StoreError| error.to_string();
+        let in_words = |error: StoreError| error.to_string();
         Ok(Some(match self {
             Place::None => return Ok(None),
             Place::Memory => Arc::new(MemoryStore::new(wanted).map_err(in_words)?),
             Place::Directory(dir) => Arc::new(unnamed_in(Path::new(dir)).map_err(in_words)?),
-            Place::Named(path) => match FileStore::try_create(path, capacity_bytes(path)) {
+            Place::Named(path) => match largest(path, |bytes| FileStore::try_create(path, bytes)) {
                 Ok(store) => Arc::new(store),
                 // A program that one of ours executed finds it taken. Beside a device there is memory.
-                Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {
+                Err(error) if error.cause.kind() == ErrorKind::ResourceBusy => {
                     // Of a link, beside what it leads to.
                     let file = path.canonicalize().unwrap_or_else(|_| path.clone());
                     let beside = file.parent().filter(|_| !is_device(path)).unwrap_or(ELSEWHERE.as_ref());
@@ -246,13 +250,48 @@ fn is_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| about.file_type().is_block_device())
 }
 
-fn unnamed_in(dir: &Path) -> Result<FileStore, selfpage::store::StoreError> {
-    FileStore::unnamed_in(dir, capacity_bytes(dir))
+fn unnamed_in(dir: &Path) -> Result<FileStore, StoreError> {
+    largest(dir, |bytes| FileStore::unnamed_in(dir, bytes))
 }
 
-/// As much as the program can ask for, as far as there is room at that place. Two pages at least, so that a full disk is told as one, when
-/// a page is saved.
-fn capacity_bytes(place: &Path) -> u64 {
+/// A store of as much as the program can ask for, as far as there is room at that place. Two pages at least, so that a full disk is told as one,
+/// when a page is saved. How long a file may be no file system says: that is tried.
+fn largest(place: &Path, make: impl Fn(u64) -> Result<FileStore, StoreError>) -> Result<FileStore, StoreError> {
+    if let Some(kind) = without_holes(place) {
+        let cause = format!(
+            "files on {kind} have no holes: all the room there is would be written full before the program begins"
+        );
+        return Err(StoreError {
+            object: place.display().to_string(),
+            cause: std::io::Error::new(ErrorKind::Unsupported, cause),
+            remedy: "name a place on ext4, XFS or Btrfs (--store)",
+        });
+    }
     let wanted = MANAGED_BYTES as u64;
-    FileStore::most_bytes(place).unwrap_or(wanted).clamp(1 << 20, wanted)
+    let mut bytes = FileStore::most_bytes(place).unwrap_or(wanted).clamp(LEAST_BYTES, wanted);
+    loop {
+        match make(bytes) {
+            Err(error) if error.cause.kind() == ErrorKind::FileTooLarge && bytes > LEAST_BYTES => {
+                bytes = (bytes / 2).max(LEAST_BYTES);
+            }
+            made => return made,
+        }
+    }
+}
+
+/// The name of the file system of that place, or of where it would be made, if it has no holes in files.
+fn without_holes(place: &Path) -> Option<&'static str> {
+    const EXFAT_SUPER_MAGIC: i64 = 0x2011_BAB0;
+    let kind = |path: &Path| {
+        let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+        let mut about = MaybeUninit::<libc::statfs>::uninit();
+        // SAFETY: c-library: the name ends with NUL, and what is read was written where the call says so.
+        unsafe { (libc::statfs(path.as_ptr(), about.as_mut_ptr()) == 0).then(|| about.assume_init().f_type) }
+    };
+    let beside = || kind(place.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(".".as_ref()));
+    match kind(place).or_else(beside)? {
+        libc::MSDOS_SUPER_MAGIC => Some("vfat"),
+        EXFAT_SUPER_MAGIC => Some("exFAT"),
+        _ => None,
+    }
 }

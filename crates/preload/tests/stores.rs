@@ -291,6 +291,24 @@ fn on_a_disk(at: &str, size: &str, line: &str, store: &str, arguments: &[&str]) 
     Some(run::run_under(&alone, Path::new("/"), &options, program, arguments))
 }
 
+/// What files may have at most there, no file system says.
+#[test]
+fn a_disk_with_more_room_than_a_file_of_it_may_have() {
+    let directory = run::directory();
+    let at = directory.path().to_str().unwrap();
+    // Without extents, and with small blocks, a file has 16 GiB.
+    let make = "mkfs.ext4 -q -F -b1024 -O^extent,^64bit,^metadata_csum,^has_journal,^resize_inode -i1048576";
+    let image = format!("{at}/image");
+    let line = format!(
+        "PATH=$PATH:/sbin:/usr/sbin; truncate -s 20G {image} && {make} -Elazy_itable_init=1,nodiscard {image} && mkdir {at}/disk && \
+         mount -o loop {image} {at}/disk && exec \"$@\""
+    );
+    for store in ["disk", "disk/named"] {
+        let Some(ran) = on_a_disk(at, "200m", &line, &format!("{at}/{store}"), &["work"]) else { return };
+        right(ran);
+    }
+}
+
 #[test]
 fn a_disk_that_fills_up_under_the_store() {
     let directory = run::directory();
