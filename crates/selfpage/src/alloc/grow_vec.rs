@@ -353,6 +353,12 @@ impl<T> Extend<T> for GrowVec<T> {
     }
 }
 
+impl<'a, T: Copy> Extend<&'a T> for GrowVec<T> {
+    fn extend<I: IntoIterator<Item = &'a T>>(&mut self, items: I) {
+        Extend::<T>::extend(self, items.into_iter().copied());
+    }
+}
+
 impl<T> FromIterator<T> for GrowVec<T> {
     fn from_iter<I: IntoIterator<Item = T>>(items: I) -> GrowVec<T> {
         let mut vec = GrowVec::new();
@@ -364,6 +370,18 @@ impl<T> FromIterator<T> for GrowVec<T> {
 /// By copying the items.
 impl<T> From<Vec<T>> for GrowVec<T> {
     fn from(items: Vec<T>) -> GrowVec<T> {
+        items.into_iter().collect()
+    }
+}
+
+impl<T, const N: usize> From<[T; N]> for GrowVec<T> {
+    fn from(items: [T; N]) -> GrowVec<T> {
+        items.into_iter().collect()
+    }
+}
+
+impl<T> From<GrowVec<T>> for Vec<T> {
+    fn from(items: GrowVec<T>) -> Vec<T> {
         items.into_iter().collect()
     }
 }

@@ -221,3 +221,12 @@ fn items_are_written_to_the_room_behind_and_counted() {
     unsafe { none.set_len(3) };
     assert_eq!(none, [(); 3]);
 }
+
+#[test]
+fn it_comes_of_arrays_and_references_and_becomes_a_vec() {
+    let mut ours = GrowVec::from([1, 2, 3]);
+    ours.extend(&[4, 5]);
+    ours.extend([6]);
+    assert_eq!(Vec::from(ours), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(GrowVec::from([Rc::new(7)]), [Rc::new(7)]);
+}
