@@ -1,8 +1,8 @@
 //! What backs regions: contents of pages, made, kept or fetched.
 //!
 //! # Source
-//! Nemesis §6.6: stretch drivers. Ours are [`Zero`] with pinned pages (nailed), [`Physical`], [`Stored`] (paged), and two that
-//! stock Linux suggests: [`Zero`] without pins for anonymous memory, [`File`] for files; and [`Restored`], over a snapshot.
+//! Nemesis §6.6: stretch drivers. Ours are [`Zero`] with pinned pages (nailed), [`Physical`], `Stored` (paged), and two that
+//! stock Linux suggests: [`Zero`] without pins for anonymous memory, `File` for files; and `Restored`, over a snapshot.
 
 mod custom;
 mod file;
@@ -12,14 +12,14 @@ mod restored;
 mod stored;
 mod zero;
 
-pub use custom::{Custom, UserPager, error_of};
-pub use file::File;
-pub(crate) use file::Opened;
+pub(crate) use custom::Custom;
+pub use custom::{UserPager, error_of};
+pub(crate) use file::{File, Opened};
 pub(crate) use noted::Noted;
 pub use physical::Physical;
-pub use restored::Restored;
+pub(crate) use restored::Restored;
 pub use selfpage_core::pager::{Context, FillPage, Kept, Pager, PagerError, SavePage, Verdict};
-pub use stored::Stored;
+pub(crate) use stored::Stored;
 pub use zero::Zero;
 
 use xxhash_rust::xxh3::xxh3_64_with_secret;
