@@ -17,9 +17,9 @@ pub enum Trap {
     Worker,
     /// `SIGBUS` on the faulting thread. Faster; a system call on an absent page fails with `EFAULT`.
     Upcall,
-    /// As [`Trap::Worker`], and the machine notes which pages are written.
+    /// As [`Trap::Worker`], and the machine notes which pages are written: what `RegionBuilder::tracked` makes of that.
     TrackedWorker,
-    /// As [`Trap::Upcall`], and the machine notes which pages are written.
+    /// As [`Trap::Upcall`], and the machine notes which pages are written: what `RegionBuilder::tracked` makes of that.
     TrackedUpcall,
 }
 

@@ -26,7 +26,8 @@ use std::ptr::NonNull;
 use super::block::{self, PAGES};
 use super::run::Run;
 
-/// A place for an item. `None` is a null pointer.
+/// A place for an item. `None` is a null pointer. What an item holds at first is undefined: what earlier blocks have left there, or zero. A pointer
+/// is not `Send`: a thread that is to get items gets their addresses, in a type of the program's that says so.
 pub type Item = Option<NonNull<u8>>;
 
 /// An item longer than this is allocated on its own.
