@@ -26,6 +26,7 @@ const MOST_WORKERS: u32 = 64;
 /// what a pager of the program's names ([`UserPager::descriptors`](crate::pager::UserPager::descriptors)), and the standard streams
 /// where it is said below.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum DescriptorTable {
     /// The program's table and the pager threads', which has the standard streams that there were when the domain was built. The program's
     /// threads can act on their own.
@@ -38,6 +39,7 @@ pub enum DescriptorTable {
 
 /// Whether a domain's frames are locked in memory, so that the kernel never swaps them out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Locking {
     /// Pool and regions are locked as long as this process may lock so much: `RLIMIT_MEMLOCK` covers them all, with what else the
     /// process has locked, or it has `CAP_IPC_LOCK`. [`crate::FramePool::residence`] says whether they are.

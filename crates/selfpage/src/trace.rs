@@ -94,6 +94,7 @@ pub enum Record {
 
 /// A trace that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Trace {
     /// What it begins with.
     pub head: Head,

@@ -49,6 +49,7 @@ pub struct Sample {
 
 /// What one look at a sample found. Counts are pages.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Usage {
     /// In core when the sample began.
     pub in_core: u64,
@@ -64,6 +65,7 @@ pub struct Usage {
 
 /// A number of bytes that was estimated.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Estimate {
     /// The likeliest number.
     pub bytes: u64,

@@ -244,7 +244,7 @@ fn two_threads_have_the_rights_of_their_own_domains_or_one_is_refused() {
                 drop(entered);
                 assert_eq!((probe.may(&red), probe.may(&blue)), (ALL, ALL));
             }
-            Mechanism::PageTables => {
+            _ => {
                 let refused = entered.unwrap_err();
                 assert_eq!(refused.kind(), Kind::Held);
                 let said = refused.to_string();

@@ -347,6 +347,7 @@ pub(super) fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool
 
 /// How short memory is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Severity {
     /// Some wait for it.
     Some,

@@ -6,6 +6,7 @@ use arrayvec::ArrayString;
 
 /// What a pointer is that is no block: of this allocator's, or of one that stands on it or beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Culprit {
     /// Not from this allocator.
     Foreign,

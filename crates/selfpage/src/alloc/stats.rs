@@ -22,6 +22,7 @@ pub struct Stats {
 
 /// Counts since the process began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counts {
     /// Blocks that got a slot that had all its frames.
     pub warm: u64,

@@ -65,6 +65,7 @@ use wide::{Stay, Switch};
 
 /// How rights are enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Mechanism {
     /// By protection keys: for each thread by itself, and as fast as a register is written.
     Keys,

@@ -35,6 +35,7 @@ pub enum Ended<T> {
 
 /// An access that was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Violation {
     /// The protection domain's name.
     pub domain: String,

@@ -21,6 +21,7 @@ pub(super) const RUN_BYTES: usize = 16;
 
 /// A region as a snapshot knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SavedRegion {
     /// The name that the program gave it.
     pub name: String,
