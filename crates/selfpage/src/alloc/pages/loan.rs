@@ -388,32 +388,38 @@ mod tests {
 
     #[test]
     fn what_was_left_to_the_kernel_is_dirty_wherever_it_goes() {
-        let mut pages = Pages::new();
-        freed(&mut pages, &[2 * T + T / 2]);
-        let left = pages.surplus(T / 4).unwrap();
-        // Not dropped: what lies behind has what was written, for as long as the kernel likes.
-        pages.dropped(left, false);
-        // Too long for the slot that has it.
-        let given = pages.allocate(20 * T + T / 2, 1).unwrap();
-        assert_eq!(given.dirty_bytes, 21 * T);
+        // Alone: while a fork waits nothing is dropped.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            freed(&mut pages, &[2 * T + T / 2]);
+            let left = pages.surplus(T / 4).unwrap();
+            // Not dropped: what lies behind has what was written, for as long as the kernel likes.
+            pages.dropped(left, false);
+            // Too long for the slot that has it.
+            let given = pages.allocate(20 * T + T / 2, 1).unwrap();
+            assert_eq!(given.dirty_bytes, 21 * T);
+        });
     }
 
     #[test]
     fn what_is_taken_from_behind_a_block_does_not_come_back_with_a_huge_page() {
-        let mut pages = Pages::new();
-        freed(&mut pages, &[2 * T]);
-        pages.retention.keep_bytes = Some(0);
-        give_back_excess(&mut pages);
-        let given = pages.allocate(T + T / 4, 1).unwrap();
-        assert_eq!(pages.retention.excess_bytes(), T / 4 * 3, "the second table is open");
-        give_back_excess(&mut pages);
-        // SAFETY: slot-held: a new block, this long.
-        unsafe { (given.addr as *mut u8).write_bytes(1, T + T / 4) };
-        check(&pages);
-        let id = pages.block(given.addr).unwrap();
-        assert!(pages.resize_in_place(id, 2 * T));
-        // SAFETY: slot-held: it is this long now.
-        unsafe { (given.addr as *mut u8).write_bytes(1, 2 * T) };
+        // Alone: while a fork waits nothing is dropped.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            freed(&mut pages, &[2 * T]);
+            pages.retention.keep_bytes = Some(0);
+            give_back_excess(&mut pages);
+            let given = pages.allocate(T + T / 4, 1).unwrap();
+            assert_eq!(pages.retention.excess_bytes(), T / 4 * 3, "the second table is open");
+            give_back_excess(&mut pages);
+            // SAFETY: slot-held: a new block, this long.
+            unsafe { (given.addr as *mut u8).write_bytes(1, T + T / 4) };
+            check(&pages);
+            let id = pages.block(given.addr).unwrap();
+            assert!(pages.resize_in_place(id, 2 * T));
+            // SAFETY: slot-held: it is this long now.
+            unsafe { (given.addr as *mut u8).write_bytes(1, 2 * T) };
+        });
     }
 
     #[test]

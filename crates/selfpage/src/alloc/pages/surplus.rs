@@ -244,17 +244,20 @@ mod tests {
 
     #[test]
     fn what_one_thread_drops_is_not_too_much_for_another() {
-        let mut pages = Pages::new();
-        let blocks = [(); 4].map(|()| pages.allocate(BYTES, 1).unwrap().addr);
-        for addr in blocks {
-            let id = pages.block(addr).unwrap();
-            pages.free(id);
-        }
-        pages.retention.keep_bytes = Some(3 * BYTES);
-        let dropped = pages.surplus(pages.retention.excess_bytes()).unwrap();
-        assert_eq!((dropped.len_bytes, pages.retention.excess_bytes()), (BYTES, 0));
-        pages.dropped(dropped, true);
-        assert_eq!((pages.retention.framed_bytes, pages.cache.bytes), (3 * BYTES, 3 * BYTES));
+        // Alone: while a fork waits nothing is dropped.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            let blocks = [(); 4].map(|()| pages.allocate(BYTES, 1).unwrap().addr);
+            for addr in blocks {
+                let id = pages.block(addr).unwrap();
+                pages.free(id);
+            }
+            pages.retention.keep_bytes = Some(3 * BYTES);
+            let dropped = pages.surplus(pages.retention.excess_bytes()).unwrap();
+            assert_eq!((dropped.len_bytes, pages.retention.excess_bytes()), (BYTES, 0));
+            pages.dropped(dropped, true);
+            assert_eq!((pages.retention.framed_bytes, pages.cache.bytes), (3 * BYTES, 3 * BYTES));
+        });
     }
 
     #[test]
@@ -304,24 +307,26 @@ mod tests {
 
     #[test]
     fn what_was_never_used_goes_after_what_was_freed() {
-        let mut pages = Pages::new();
-        let mut last = 0;
-        while pages.retention.spare_bytes == 0 {
-            last = pages.allocate(512 << 10, 1).unwrap().addr;
-        }
-        let (id, spare_bytes) = (pages.block(last).unwrap(), pages.retention.spare_bytes);
-        pages.free(id);
-        let dropped = pages.surplus(PAGE_BYTES).unwrap();
-        assert_eq!((dropped.id, pages.retention.spare_bytes), (id, spare_bytes));
-        pages.dropped(dropped, true);
-        let next = pages.surplus(1 << 20).unwrap();
-        assert_eq!(next.id, id, "what is left of it");
-        pages.dropped(next, true);
-        let other = pages.surplus(1).unwrap();
-        assert_ne!(other.id, id);
-        // Or every fork of another test would wait for it.
-        pages.dropped(other, true);
-        assert!(pages.retention.spare_bytes < spare_bytes);
+        // Alone: while a fork waits nothing is dropped.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            let mut last = 0;
+            while pages.retention.spare_bytes == 0 {
+                last = pages.allocate(512 << 10, 1).unwrap().addr;
+            }
+            let (id, spare_bytes) = (pages.block(last).unwrap(), pages.retention.spare_bytes);
+            pages.free(id);
+            let dropped = pages.surplus(PAGE_BYTES).unwrap();
+            assert_eq!((dropped.id, pages.retention.spare_bytes), (id, spare_bytes));
+            pages.dropped(dropped, true);
+            let next = pages.surplus(1 << 20).unwrap();
+            assert_eq!(next.id, id, "what is left of it");
+            pages.dropped(next, true);
+            let other = pages.surplus(1).unwrap();
+            assert_ne!(other.id, id);
+            pages.dropped(other, true);
+            assert!(pages.retention.spare_bytes < spare_bytes);
+        });
     }
 
     #[test]
@@ -341,20 +346,23 @@ mod tests {
 
     #[test]
     fn what_was_left_to_the_kernel_stays_dirty_until_it_is_swept() {
-        let mut pages = Pages::new();
-        let given = pages.allocate(4 * BYTES, 1).unwrap();
-        let id = pages.block(given.addr).unwrap();
-        pages.free(id);
-        let left = pages.surplus(2 * BYTES).unwrap();
-        pages.dropped(left, false);
-        // What lies before it goes for good; that behind it does not.
-        let dropped = pages.surplus(BYTES).unwrap();
-        pages.dropped(dropped, true);
-        let dirty = |pages: &Pages| pages.reservation.as_ref().unwrap().slot(id).dirty_bytes;
-        assert_eq!(dirty(&pages), 4 * BYTES);
-        let mut sweep = pages.begin_sweep().unwrap();
-        while pages.sweep(&mut sweep) {}
-        assert_eq!(dirty(&pages), BYTES);
-        assert!(pages.begin_sweep().is_none());
+        // Alone: while a fork waits nothing is dropped.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            let given = pages.allocate(4 * BYTES, 1).unwrap();
+            let id = pages.block(given.addr).unwrap();
+            pages.free(id);
+            let left = pages.surplus(2 * BYTES).unwrap();
+            pages.dropped(left, false);
+            // What lies before it goes for good; that behind it does not.
+            let dropped = pages.surplus(BYTES).unwrap();
+            pages.dropped(dropped, true);
+            let dirty = |pages: &Pages| pages.reservation.as_ref().unwrap().slot(id).dirty_bytes;
+            assert_eq!(dirty(&pages), 4 * BYTES);
+            let mut sweep = pages.begin_sweep().unwrap();
+            while pages.sweep(&mut sweep) {}
+            assert_eq!(dirty(&pages), BYTES);
+            assert!(pages.begin_sweep().is_none());
+        });
     }
 }
