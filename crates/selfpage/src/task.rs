@@ -12,8 +12,10 @@ use rustix::process::Pid;
 use rustix::thread::gettid;
 
 const TASKS: &str = "/proc/self/task";
+const STAT: &str = "/proc/self/stat";
 
-/// Each thread's number, as gettid(2) says it, and its folder in /proc; `None`: it has ended meanwhile.
+/// Each thread's number, as gettid(2) says it, and its folder in /proc; `None`: it has ended meanwhile. Where one that runs is
+/// missing, there is such a one.
 ///
 /// # Context
 /// Normal or PagerThread.
@@ -22,8 +24,21 @@ const TASKS: &str = "/proc/self/task";
 /// What the kernel does not tell: there is no /proc, or one that does not know this process, or no descriptor to be had.
 pub fn each() -> io::Result<Vec<(Option<u32>, PathBuf)>> {
     let numbers = Numbers::of_proc();
-    let folders = std::fs::read_dir(TASKS)?.map(|task| Ok(task?.path())).collect::<io::Result<Vec<_>>>()?;
-    folders.into_iter().map(|folder| Ok((numbers.of(&folder)?, folder))).collect()
+    loop {
+        let folders = std::fs::read_dir(TASKS)?.map(|task| Ok(task?.path())).collect::<io::Result<Vec<_>>>()?;
+        // The kernel's list ends early at a thread that ends just then, without it and what it may have begun.
+        if folders.len() >= count()? {
+            return folders.into_iter().map(|folder| Ok((numbers.of(&folder)?, folder))).collect();
+        }
+    }
+}
+
+/// How many there are.
+fn count() -> io::Result<usize> {
+    let stat = std::fs::read_to_string(STAT)?;
+    // Behind the name, which may be anything.
+    let number = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(17)?.parse().ok());
+    number.ok_or_else(|| io::Error::other(format!("{STAT} does not say how many threads there are")))
 }
 
 /// The folder of one thread. Where there is none it is a name that nothing has.
@@ -76,7 +91,11 @@ fn innermost(status: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+    use crate::child;
 
     #[test]
     fn each_thread_has_a_folder() {
@@ -95,6 +114,25 @@ mod tests {
         drop(end);
         thread.join().unwrap();
         assert_eq!(folder(u32::MAX), PathBuf::from(format!("{TASKS}/{}", u32::MAX)));
+    }
+
+    /// At each moment there is one of them.
+    #[test]
+    fn threads_that_hand_on_to_one_another_are_listed() {
+        const LOOKS: usize = 20_000;
+        fn hand_on(until: Arc<AtomicBool>) {
+            if !until.load(Ordering::Relaxed) {
+                std::thread::spawn(move || hand_on(until));
+            }
+        }
+        // Alone: of other tests' threads nothing is known.
+        child::forked(|| {
+            let until = Arc::new(AtomicBool::new(false));
+            hand_on(until.clone());
+            let missing = (0..LOOKS).filter(|_| each().unwrap().len() < 2).count();
+            until.store(true, Ordering::Relaxed);
+            assert_eq!(missing, 0);
+        });
     }
 
     #[test]
