@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use selfpage::pthread;
 use selfpage_core::linux::{futex, thread};
 
 use crate::sys::{self, Quiet, call};
@@ -15,9 +16,6 @@ use crate::{filters, heap, process, record, threads};
 
 /// How often it looks once the first thread has ended and others run. So does the last thread that is counted.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-/// How often one who waits for it to begin looks whether it still is.
-const WORD_US: u32 = 100_000;
 
 /// The watch's number; 0: there is none.
 static TID: AtomicU32 = AtomicU32::new(0);
@@ -59,19 +57,13 @@ pub fn begin() {
     if TID.load(Ordering::SeqCst) == 0
         && let Some(thread) = threads::start_own(watch)
     {
-        while TID.load(Ordering::SeqCst) == 0 && !has_ended(thread) {
-            let _ = futex::wait(&TID, 0, WORD_US);
+        // SAFETY: thread-joined-once: it was started, and is left to itself only below.
+        while TID.load(Ordering::SeqCst) == 0 && !unsafe { pthread::has_ended(thread) } {
+            let _ = futex::wait(&TID, 0, pthread::LOOK_EVERY.as_micros() as u32);
         }
         // SAFETY: c-library: it was started, and nobody will join it.
         unsafe { libc::pthread_detach(thread) };
     }
-}
-
-/// Whether the kernel has told the C library, by a word of the thread's own, that it has ended. A filter may forbid to ask the kernel itself.
-fn has_ended(thread: libc::pthread_t) -> bool {
-    let mut clock = 0;
-    // SAFETY: c-library: a thread that was started, and neither joined nor detached.
-    unsafe { libc::pthread_getcpuclockid(thread, &raw mut clock) == libc::ESRCH }
 }
 
 /// The watch's number, if there is one.

@@ -45,7 +45,8 @@ pub mod pager;
 mod placement;
 mod pool;
 pub mod protection;
-mod pthread;
+#[doc(hidden)]
+pub mod pthread;
 mod region;
 mod residence;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Threads, started so that whoever wants one is told where there can be none. std has each new thread make itself a stack for signals, and where
 //! there are no addresses for that panics there, outside of all that catches: the process ends, and by a thread without standard error, without a
-//! word.
+//! word. For this library, and `selfpage run`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -20,7 +20,7 @@ use crate::fork::Once;
 pub(crate) const PROGRAM_STACK_BYTES: usize = 2 << 20;
 
 /// How often one who waits for a thread's word looks whether there is the thread.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What is said then.
 const ENDED: &str =
@@ -82,7 +82,7 @@ pub(crate) fn is_over<T>(thread: &JoinHandle<T>) -> bool {
 ///
 /// # Safety
 /// *thread-joined-once*: it was started, and has neither been joined nor left to itself.
-unsafe fn has_ended(thread: libc::pthread_t) -> bool {
+pub unsafe fn has_ended(thread: libc::pthread_t) -> bool {
     let mut clock = 0;
     // SAFETY: out-pointer: the number of its clock outlives the call. thread-joined-once: passed on.
     unsafe { libc::pthread_getcpuclockid(thread, &raw mut clock) == libc::ESRCH }
