@@ -172,7 +172,7 @@ impl<'m, H: Handler> Station<'m, H> {
             return Err(Stopped::Unregistered { at, access, by });
         }
         match self.handler.fault(Fault { addr: at, access, thread: 0 }) {
-            Outcome::Resolved | Outcome::Retry => Ok(()),
+            Outcome::Resolved | Outcome::Retry | Outcome::Busy => Ok(()),
             Outcome::Failed(failure) => Err(Stopped::Failed(failure)),
             Outcome::NotOurs | Outcome::Violation | Outcome::Protected | Outcome::Missing => {
                 Err(Stopped::Unregistered { at, access, by })

@@ -16,9 +16,10 @@ const FREE: u32 = 0;
 const WAITING: u32 = 1;
 const ANSWERED: u32 = 1 << 31;
 const FAILED: u32 = 1 << 30;
-const RETRY: u32 = 1 << 27;
 const SHORTAGE: u32 = 1 << 29;
 const MACHINE: u32 = 1 << 28;
+const RETRY: u32 = 1 << 27;
+const BUSY: u32 = 1 << 26;
 const WRITING: u32 = SHORTAGE | MACHINE;
 
 /// The places where threads wait for the answer to a fault that they handed over: one word each, which only its thread and
@@ -84,11 +85,12 @@ pub(super) fn hand_over(domain: &DomainState, page: PageNo, of: Serial, access: 
     None
 }
 
-/// What is neither a failure nor an access to be tried again is met by another look at the page.
+/// What is neither a failure, nor an access to be tried again, nor a page to wait for is met by another look at the page.
 const fn answer(outcome: Outcome) -> u32 {
     match outcome {
         Outcome::Failed(failure) => ANSWERED | FAILED | code(failure),
         Outcome::Retry => ANSWERED | RETRY,
+        Outcome::Busy => ANSWERED | BUSY,
         _ => ANSWERED,
     }
 }
@@ -96,7 +98,11 @@ const fn answer(outcome: Outcome) -> u32 {
 const fn outcome(answer: u32) -> Outcome {
     let code = answer & !(ANSWERED | FAILED | SHORTAGE | MACHINE);
     if answer & FAILED == 0 {
-        if answer & RETRY == 0 { Outcome::Resolved } else { Outcome::Retry }
+        match answer & (RETRY | BUSY) {
+            RETRY => Outcome::Retry,
+            BUSY => Outcome::Busy,
+            _ => Outcome::Resolved,
+        }
     } else if answer & WRITING == WRITING {
         Outcome::Failed(Failure::Writing(Refusal::from_code(code)))
     } else if answer & MACHINE != 0 {
@@ -137,6 +143,7 @@ mod tests {
         assert_eq!(outcome(answer(Outcome::Resolved)), Outcome::Resolved);
         assert_eq!(outcome(answer(Outcome::Violation)), Outcome::Resolved);
         assert_eq!(outcome(answer(Outcome::Retry)), Outcome::Retry);
+        assert_eq!(outcome(answer(Outcome::Busy)), Outcome::Busy);
     }
 
     extern crate std;

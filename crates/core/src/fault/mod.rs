@@ -30,7 +30,7 @@ use crate::addr::{Frame, PageNo, VirtAddr};
 use crate::domain::{DomainState, ReadsAhead};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
-use crate::page::{State, Word};
+use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region, Serial};
 use crate::shortage::{FrameWait, Shortage};
@@ -59,8 +59,10 @@ pub struct Fault {
 pub enum Outcome {
     /// The access will succeed now.
     Resolved,
-    /// Another thread is at it, and will wake the faulting one; or the access is to be tried again.
+    /// The access is to be tried again: it meets what is there by then.
     Retry,
+    /// Another thread is at the page, for which a pager thread does not wait: that one wakes the faulting thread.
+    Busy,
     /// No region of this domain has the address.
     NotOurs,
     /// The region does not allow it: the program's own fault.
@@ -186,6 +188,7 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
 fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, began_ns: &mut Option<u64>) -> Outcome {
     let page = fault.addr.page();
     let mut frame_wait = FrameWait::default();
+    let mut met_others = false;
     loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -193,28 +196,31 @@ fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, b
         };
         // Another region may come to its addresses as soon as the gate is left.
         let of = region.serial();
-        if !region.allows(fault.access) {
+        let Some(word) = region.word(page).filter(|_| region.allows(fault.access)) else {
             break Outcome::Violation;
-        }
-        if let Some(outcome) = region.word(page).and_then(|word| asked(region, word.load(), fault.access, absent)) {
+        };
+        let seen = word.load();
+        if let Some(outcome) = asked(region, seen, fault.access, absent) {
             break outcome;
         }
         let time_ns = *began_ns.get_or_insert_with(|| domain.mmu.now_ns());
-        let step = look(domain, context, region, page, fault.access);
-        let sleeps_on = region.word(page);
+        let step = match met_others && !seen.is_busy_or_saved_in_core() {
+            true => Step::HandOver,
+            false => look(domain, context, region, word, page, seen, fault.access),
+        };
         // Whoever waits for another thread waits outside.
         drop(inside);
-        match (step, sleeps_on) {
-            (Step::Done(outcome), _) => break outcome,
-            (Step::Brought(kind), _) => {
+        match step {
+            Step::Done(outcome) => break outcome,
+            Step::Brought(kind) => {
                 let Fault { access, thread, .. } = fault;
                 let access = (thread != 0).then_some(access);
                 domain.tracer.note(Event { time_ns, page, kind, access, thread });
                 break Outcome::Resolved;
             }
-            (Step::AwaitPage(_), _) if context == Context::PagerThread => break Outcome::Retry,
-            (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
-            (Step::AwaitFrame(seen), _) => {
+            Step::AwaitPage(_) if context == Context::PagerThread => break Outcome::Busy,
+            Step::AwaitPage(seen) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
+            Step::AwaitFrame(seen) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
                 if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen)
                     && !copy_first::forgo(domain, page, of)
@@ -223,7 +229,7 @@ fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, b
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
-            (Step::AwaitFrameInSave(seen), _) => {
+            Step::AwaitFrameInSave(seen) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
                 if frame_wait.sleep_at_most(&domain.stack.demand, domain.mmu, seen, save::IN_SAVE_US).is_err()
                     && let Some(marked) = save::await_end(domain, page)
@@ -231,31 +237,31 @@ fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, b
                     if context == Context::PagerThread {
                         break Outcome::Retry;
                     }
-                    if let Some(word) = sleeps_on {
-                        domain.mmu.sleep(word.low_half(), marked.low(), 0);
-                    }
+                    domain.mmu.sleep(word.low_half(), marked.low(), 0);
                 }
             }
             // Whoever moves on wakes those that are stopped.
-            (Step::AwaitCut(_), _) if context == Context::PagerThread => break Outcome::Retry,
-            (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
-            (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
+            Step::AwaitCut(_) if context == Context::PagerThread => break Outcome::Retry,
+            Step::AwaitCut(seen) => domain.cut.moved.wait(domain.mmu, seen, 0),
+            Step::Pause => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
             // A pager thread, or one that makes a call for the program: there is nobody else who could.
-            (Step::HandOver, _) if context != Context::Trap => {
+            Step::HandOver if context != Context::Trap => {
                 poison::note_failure(domain, page, of);
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
             }
-            (Step::HandOver, _) => match handover::hand_over(domain, page, of, fault.access) {
+            Step::HandOver => match handover::hand_over(domain, page, of, fault.access) {
                 // What is there now may be somebody else's, and no look at the page would tell. A failure the pager thread has noted.
                 Some(outcome @ (Outcome::Failed(_) | Outcome::Retry)) => break outcome,
-                Some(_) => {}
+                // Two that claim the page to find out that they cannot bring it in would have the pager threads meet the one whenever
+                // they come for the other, for ever: from now on this one only waits for the page.
+                Some(outcome) => met_others = outcome == Outcome::Busy,
                 None => {
                     // The pager threads have more to do than the ring holds: let them.
                     let seen = domain.requested.count();
                     domain.requested.wait(domain.mmu, seen, 1000);
                 }
             },
-            (Step::Again | Step::AwaitPage(_), _) => {}
+            Step::Again => {}
         }
     }
 }
@@ -281,12 +287,19 @@ fn asked(region: &Region, seen: Word, access: Access, absent: Absent) -> Option<
     }
 }
 
-/// Looks at the page's word and does what it calls for. A page whose every access traps is not mapped here.
-fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, access: Access) -> Step {
-    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
+/// Does what the page's word calls for. A page whose every access traps is not mapped here.
+fn look(
+    domain: &DomainState,
+    context: Context,
+    region: &Region,
+    word: &PageWord,
+    page: PageNo,
+    seen: Word,
+    access: Access,
+) -> Step {
+    let Some(pager) = region.pager() else {
         return Step::Done(Outcome::Violation);
     };
-    let seen = word.load();
     if seen.wishes().unmapped() && seen.state() != State::Busy {
         return Step::Done(Outcome::Protected);
     }

@@ -199,7 +199,7 @@ impl World {
             };
             let access = if code & 2 == 0 { region::Access::Read } else { region::Access::Write };
             match fault::resolve(&self.domain, Context::PagerThread, Fault { addr: at, access, thread: 0 }) {
-                Outcome::Resolved | Outcome::Retry => {}
+                Outcome::Resolved | Outcome::Retry | Outcome::Busy => {}
                 Outcome::Failed(failure) => return Err(failure),
                 other => panic!("{at:?} is {other:?}"),
             }

@@ -226,7 +226,7 @@ fn come_closer(world: &World, page: PageNo, access: Access) {
         return;
     }
     match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access, thread: 0 }) {
-        Outcome::Resolved | Outcome::Retry => {}
+        Outcome::Resolved | Outcome::Retry | Outcome::Busy => {}
         other => panic!("{page:?} is {other:?}, and nobody else runs"),
     }
 }

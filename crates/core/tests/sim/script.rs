@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::num::NonZeroU32;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
-use selfpage_core::fault::claim::with_emptied;
+use selfpage_core::fault::claim::{with_claim, with_emptied};
 use selfpage_core::fault::evict::trim_standby;
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::relocate::{self, Unmoved};
@@ -17,6 +17,8 @@ use selfpage_core::region::{Access, Region};
 use selfpage_core::shortage::Shortage;
 use selfpage_core::stack;
 use selfpage_core::sync::Ordering;
+
+mod clones;
 
 use crate::machine::halves;
 use crate::scheduler::{self, Role, State as Does};
@@ -331,15 +333,18 @@ fn supply(stage: Stage) {
 /// An absent page that is given up is absent before and after: its word tells nothing.
 #[test]
 fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
-    for brings_in in [fetch, read_ahead, supply] {
+    let cases: [(fn(Stage), bool); 3] = [(fetch, false), (read_ahead, false), (supply, true)];
+    for (brings_in, looks_at_guards_first) in cases {
         on_stage(0, |stage| {
             let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
             protect::protect(domain, stage.range(), Protection::Read).unwrap();
             scheduler::spawn("brings in", Role::Domain, move || brings_in(stage));
             scheduler::spawn("gives up", Role::Domain, move || {
                 scheduler::block(Does::Watching);
-                // Until the step behind that look.
-                scheduler::block(Does::Asleep { word: 0, deadline_ns: scheduler::now_ns() + 1 });
+                if looks_at_guards_first {
+                    // Until the step behind that look.
+                    scheduler::block(Does::Asleep { word: 0, deadline_ns: scheduler::now_ns() + 1 });
+                }
                 let guard = || {
                     stage.region.guarded.insert(stage.index());
                     mmu.put(stage.page, 7);
@@ -351,6 +356,39 @@ fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
             mmu.check();
         });
     }
+}
+
+/// Whoever claimed the page again, only to hand it over, would be whom a pager thread meets there when it comes for another.
+#[test]
+fn who_has_handed_a_page_over_waits_for_it() {
+    on_stage(0, |stage| {
+        let (domain, mmu, weather) = (&stage.world.domain, stage.world.mmu, &stage.world.weather);
+        let page = stage.world.parts[1].region.range.first;
+        weather.wrong_context_once_in.set(1);
+        scheduler::spawn("accesses", Role::Trap, move || {
+            let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
+            assert_eq!(fault::resolve(domain, Context::Trap, fault), Outcome::Resolved);
+        });
+        scheduler::spawn("serves", Role::Domain, move || {
+            for expected in [Outcome::Busy, Outcome::Busy, Outcome::Resolved] {
+                let request = loop {
+                    match fault::next_request(domain) {
+                        Some(request) => break request,
+                        None => domain.requested.wait(mmu, domain.requested.count(), 1000),
+                    }
+                };
+                // From now on a claim in the trap would bring the page in.
+                weather.wrong_context_once_in.set(0);
+                let serve = || fault::serve(domain, request);
+                let outcome = match expected {
+                    Outcome::Busy => with_claim(domain, page, |_| serve()).unwrap(),
+                    _ => serve(),
+                };
+                assert_eq!(outcome, expected);
+            }
+        });
+        scheduler::run().unwrap();
+    });
 }
 
 /// Runs a script on the stage whose first three pages are 1, 2 and 3, the second in the store alone.
@@ -439,143 +477,4 @@ fn a_neighbour_that_has_its_copy_already_is_not_read_anew() {
         });
     }
     assert!(met > 0, "no image read the two together");
-}
-
-/// Threads that access a page as one of a region that was there before, and a pager thread. How often that left one stopped.
-fn come_late(world: &'static World, page: PageNo) -> &'static Cell<u32> {
-    let (mmu, stopped): (_, &Cell<u32>) = (world.mmu, Box::leak(Box::default()));
-    for access in [Access::Read, Access::Write] {
-        scheduler::spawn("is late", Role::Program, move || {
-            while mmu.read(page).is_none() {
-                mmu.fault(page, access, None);
-            }
-            scheduler::wake(u32::MAX, |_, state| state == Does::Reading);
-        });
-    }
-    scheduler::spawn("resolves", Role::Domain, move || {
-        while mmu.read(page).is_none() {
-            let Some((page, access)) = mmu.next_fault() else {
-                scheduler::block(Does::Reading);
-                continue;
-            };
-            let fault = Fault { addr: page.addr(), access, thread: 0 };
-            let outcome = fault::resolve(&world.domain, Context::PagerThread, fault);
-            stopped.set(stopped.get() + u32::from(outcome == Outcome::Retry));
-        }
-    });
-    stopped
-}
-
-/// Runs a script in worlds with a clone of a worker region.
-fn on_stage_with_a_clone(script: impl Fn(Stage, &'static Region)) {
-    let met = Cell::new(0);
-    for seed in 0..8 {
-        on_stage_with(seed, Cuts::WithAClone, |stage| {
-            let clone = stage.world.clone_part().unwrap().region;
-            if clone.trap.is_read() {
-                met.set(met.get() + 1);
-                script(stage, clone);
-            }
-        });
-    }
-    assert!(met.get() > 0, "no clone of a worker region");
-}
-
-/// A fault at the addresses of a clone before its cut keeps no pager thread, and has the page after the cut.
-#[test]
-fn a_clone_gets_no_page_before_its_cut() {
-    on_stage_with_a_clone(|stage, clone| {
-        let (world, source) = (stage.world, stage.region);
-        let (domain, mmu, page) = (&world.domain, world.mmu, clone.range.first.plus(stage.index()));
-        let stopped = come_late(world, page);
-        scheduler::spawn("clones", Role::Domain, move || {
-            copy_first::join(domain, source);
-            for value in 1..4 {
-                checks::write(world, stage.page, 0, value);
-                domain.cut.moved.wait(mmu, domain.cut.moved.count(), 1000);
-            }
-            assert_eq!((mmu.read(page), stopped.get()), (None, 2));
-            copy_first::cut(domain, &[source], || clone.link()).unwrap();
-            inherit::go_on(domain, clone);
-        });
-        scheduler::run().unwrap();
-        assert_eq!(mmu.read(page), Some([3, 0]));
-    });
-}
-
-/// Nobody who is late waits for a cut that is not made, or looks at the source, which may leave first.
-#[test]
-fn a_clone_whose_cut_is_not_made_is_a_region_of_its_own() {
-    on_stage_with_a_clone(|stage, clone| {
-        let (world, source) = (stage.world, stage.region);
-        let (domain, mmu, page) = (&world.domain, world.mmu, clone.range.first.plus(stage.index()));
-        let stopped = come_late(world, page);
-        scheduler::spawn("clones", Role::Domain, move || {
-            checks::write(world, stage.page, 0, 1);
-            domain.cut.moved.wait(mmu, domain.cut.moved.count(), 1000);
-            assert_eq!((mmu.read(page), stopped.get()), (None, 2));
-            inherit::give_up(clone);
-            inherit::go_on(domain, clone);
-        });
-        scheduler::run().unwrap();
-        assert_eq!(mmu.read(page), Some([0, 0]));
-        assert!(clone.source().is_none() && source.heir().is_none());
-    });
-}
-
-/// The last page that a clone lacked comes between two looks of somebody else's, and its source has another clone made.
-#[test]
-fn nobody_waits_for_the_cut_of_a_clone_that_lacks_nothing_more() {
-    on_stage_with_a_clone(|stage, clone| {
-        let (domain, source) = (&stage.world.domain, stage.region);
-        let page = clone.range.first.plus(stage.index());
-        copy_first::join(domain, source);
-        stage.write(1);
-        copy_first::cut(domain, &[source], || clone.link()).unwrap();
-        inherit::go_on(domain, clone);
-        for other in clone.range.pages().filter(|other| *other != page) {
-            range::discard(domain, Context::Normal, PageRange { first: other, count: 1 }).unwrap();
-        }
-        let fetch = move |context| {
-            let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
-            assert_eq!(fault::resolve(domain, context, fault), Outcome::Resolved);
-        };
-        scheduler::spawn("is late", Role::Domain, move || fetch(Context::Normal));
-        scheduler::spawn("others", Role::Domain, move || {
-            // Two at the page's word, and then it has found out which its source is.
-            (0..3).for_each(|_| scheduler::block(Does::Watching));
-            fetch(Context::PagerThread);
-            assert_eq!((clone.sets.inherited.next(0), clone.source().is_some()), (None, true));
-            source.part();
-            copy_first::cut(domain, &[source], || ()).unwrap();
-        });
-        scheduler::run_by_looks().unwrap();
-        assert_eq!(stage.world.mmu.read(page), Some([1, 0]));
-    });
-}
-
-/// A page comes, is written to and goes between the question whether it is to be emptied and the claim for that.
-#[test]
-fn a_clones_page_that_was_had_since_it_was_asked_about_is_not_emptied() {
-    on_stage_with_a_clone(|stage, clone| {
-        let (domain, source) = (&stage.world.domain, stage.region);
-        let of_clone = Stage { region: clone, page: clone.range.first.plus(stage.index()), ..stage };
-        copy_first::join(domain, source);
-        stage.write(1);
-        copy_first::cut(domain, &[source], || clone.link()).unwrap();
-        inherit::go_on(domain, clone);
-        let asked = Cell::new(0);
-        let lacks = |clone: &Region, _| {
-            let lacks = clone.sets.inherited.contains(stage.index());
-            if asked.replace(asked.get() + 1) == 0 {
-                of_clone.write(2);
-                of_clone.evict();
-                assert_eq!(of_clone.word(), (State::Absent, false));
-            }
-            lacks
-        };
-        assert_eq!(with_emptied(domain, of_clone.page, lacks, || ()).unwrap(), None);
-        checks::write(stage.world, of_clone.page, 1, 3);
-        assert_eq!(stage.world.mmu.read(of_clone.page), Some([2, 3]));
-    });
 }

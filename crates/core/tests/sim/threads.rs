@@ -52,7 +52,7 @@ fn reader(world: &'static World) {
             outcome
         });
         match outcome {
-            Outcome::Resolved | Outcome::Retry => {}
+            Outcome::Resolved | Outcome::Retry | Outcome::Busy => {}
             Outcome::Protected => {
                 world.unprotect(page);
                 world.mmu.wake_faulters(Trap::Worker, page, 1);

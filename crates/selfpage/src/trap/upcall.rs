@@ -150,7 +150,7 @@ fn take(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_v
         // SAFETY: signal-handler: the arguments are the kernel's.
         Outcome::NotOurs | Outcome::Failed(_) => unsafe { SIGBUS.chain(info, context) },
         // The access is tried again: also where its region went meanwhile.
-        Outcome::Resolved | Outcome::Retry | Outcome::Protected | Outcome::Missing => {}
+        Outcome::Resolved | Outcome::Retry | Outcome::Busy | Outcome::Protected | Outcome::Missing => {}
     }
 }
 

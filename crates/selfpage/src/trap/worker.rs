@@ -201,7 +201,7 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
         outcome => outcome,
     };
     match outcome {
-        Outcome::Resolved | Outcome::Retry => {}
+        Outcome::Resolved | Outcome::Retry | Outcome::Busy => {}
         // It has been protected since, or another region is there: its access meets that.
         Outcome::Protected | Outcome::Missing => wake(inner, Trap::Worker, page),
         Outcome::NotOurs => wake_any(inner, page),

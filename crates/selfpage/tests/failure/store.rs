@@ -353,6 +353,27 @@ fn several_threads_that_fail_at_once_are_all_told_of_by_the_name_of_the_region()
 }
 
 #[test]
+fn threads_that_pin_a_damaged_page_at_once_are_all_told_why() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let path = dir.path().join("store");
+            let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
+            let (_domain, region) = numbered_over(trap, Arc::new(store));
+            damage(&path);
+            let is_lost = |at: &usize| region.pin(*at, PAGE).map_err(|error| error.kind()) == Err(Kind::Lost);
+            let lost = (0..pages(&region)).map(|index| index * PAGE).find(is_lost).unwrap();
+            std::thread::scope(|scope| {
+                let pins =
+                    || (0..2000).for_each(|_| assert_eq!(region.pin(lost, PAGE).unwrap_err().kind(), Kind::Lost));
+                (0..4).for_each(|_| drop(scope.spawn(pins)));
+            });
+        })
+        .well();
+    }
+}
+
+#[test]
 fn damaged_pages_are_lost_and_the_others_right() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {
