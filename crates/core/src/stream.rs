@@ -126,6 +126,12 @@ impl Streams {
     fn plan_in_turn(&self, index: u64, limits: Limits) -> Plan {
         let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let last = self.last.swap(index, Ordering::Relaxed);
+        let met_last = |stream: &&Stream| stream.met.load(Ordering::Relaxed) == now.wrapping_sub(1);
+        if index == last
+            && let Some(stream) = self.streams.iter().find(met_last)
+        {
+            return again(stream, index, now, limits);
+        }
         let before = self.before.swap(last, Ordering::Relaxed);
         // Pages of a sequence are on every grid: the densest one goes on.
         let expecting = self.streams.iter().filter(|stream| expects(stream, index));
@@ -258,6 +264,14 @@ fn advance(stream: &Stream, index: u64, now: u32, limits: Limits) -> Plan {
         ask(stream, limits.chunk * DEPTH)
     });
     Plan { count, stride: stride as i64, ahead }
+}
+
+/// The same fault once more, in another context: what was planned for it, of which nothing is asked for twice.
+fn again(stream: &Stream, index: u64, now: u32, limits: Limits) -> Plan {
+    stream.met.store(now, Ordering::Relaxed);
+    let planned = steps(stream, index, stream.next.load(Ordering::Relaxed)).unwrap_or(1);
+    let count = planned.clamp(1, i64::from(limits.now.max(1))) as u32;
+    Plan { count, stride: stream.stride.load(Ordering::Relaxed) as i64, ahead: None }
 }
 
 /// The chunk after the last one asked for.
@@ -409,6 +423,21 @@ mod tests {
         let (faults, last) = pass(1..100_000, |page| page < 64 && page % 2 == 0);
         assert!(faults < 100, "{faults} faults");
         assert_eq!(last.map(|chunk| chunk.stride), Some(1));
+    }
+
+    /// By a pager thread, where the trap could not.
+    #[test]
+    fn a_fault_that_is_planned_again_is_no_fault_of_its_own() {
+        let (once, twice) = (Streams::new(), Streams::new());
+        let mut at = [0u64, 1_000_000];
+        for _ in 0..12 {
+            for at in &mut at {
+                let plan = once.plan(*at, LIMITS);
+                assert_eq!(twice.plan(*at, LIMITS), plan);
+                assert_eq!(twice.plan(*at, LIMITS), Plan { ahead: None, ..plan });
+                *at += u64::from(plan.count);
+            }
+        }
     }
 
     #[test]
