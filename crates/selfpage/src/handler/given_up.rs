@@ -60,7 +60,9 @@ impl Bound {
     ) {
         let (state, index, on_pager_thread) = (inner.state(), self.core().index(page), is_pager_thread(thread::id()));
         let awaits_image = move |region: &Region| on_pager_thread && region.sets.pending.contains(index);
-        if awaits_image(self.core()) {
+        let is_owed = move |heir: &Region| heir.sets.inherited.contains(index);
+        if awaits_image(self.core()) || self.heir_of(inner, page, |heir| is_owed(heir) && awaits_image(heir)).is_some()
+        {
             return;
         }
         // First: the signal may end the program.
@@ -68,16 +70,17 @@ impl Bound {
         // Whether it is to be given up in the clone, too: not where the clone has had it since, and who may write there has written.
         let lacks = move |heir: &Region| {
             let here = self.core().word(page).map(PageWord::load);
-            heir.sets.inherited.contains(index)
-                && !awaits_image(heir)
-                && here.is_some_and(|here| still(self.core(), here))
+            is_owed(heir) && !awaits_image(heir) && here.is_some_and(|here| still(self.core(), here))
         };
+        let mut told_of_clone = false;
         loop {
             let mut emptied = self.empty_and_close(inner, page, still);
             if let Err(Undone::Failed(_)) = emptied {
                 // Its clone cannot have it, so nobody has: there it is given up too, and is owed no more.
                 let Some((clone, there)) = self.heir_of(inner, page, lacks) else { return };
-                clone.bound.tell_given_up(there, why);
+                if !std::mem::replace(&mut told_of_clone, true) {
+                    clone.bound.tell_given_up(there, why);
+                }
                 emptied = clone.bound.empty_and_close(inner, there, move |heir, _| lacks(heir));
                 if emptied.is_ok() {
                     continue;
