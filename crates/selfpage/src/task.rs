@@ -24,14 +24,22 @@ const STAT: &str = "/proc/self/stat";
 /// What the kernel does not tell: there is no /proc, or one that does not know this process, or no descriptor to be had.
 pub fn each() -> io::Result<Vec<(Option<u32>, PathBuf)>> {
     let numbers = Numbers::of_proc();
+    let mut tries = 0;
     loop {
         let folders = std::fs::read_dir(TASKS)?.map(|task| Ok(task?.path())).collect::<io::Result<Vec<_>>>()?;
         // The kernel's list ends early at a thread that ends just then, without it and what it may have begun.
-        if folders.len() >= count()? {
-            return folders.into_iter().map(|folder| Ok((numbers.of(&folder)?, folder))).collect();
+        let is_whole = folders.len() >= count()?;
+        tries += 1;
+        if is_whole || tries == MOST_TRIES {
+            let one_that_has_ended = (!is_whole).then(|| Ok((None, PathBuf::from(TASKS))));
+            let each = folders.into_iter().map(|folder| Ok((numbers.of(&folder)?, folder)));
+            return each.chain(one_that_has_ended).collect();
         }
     }
 }
+
+/// How often the list is asked for anew. Where threads end all the time it may never be whole.
+const MOST_TRIES: u32 = 8;
 
 /// How many there are.
 fn count() -> io::Result<usize> {
