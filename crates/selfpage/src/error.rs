@@ -226,7 +226,9 @@ pub(crate) fn describe(error: PagerError) -> String {
         }
         PagerError::Full => "the store is full (ENOSPC); give it more room, or free space on the disk that it is on".into(),
         PagerError::NoStore => {
-            "the pager has no store to save it to, so it stays in core: make the region with one (`RegionBuilder::stored`)".into()
+            "the pager has no store to save it to: make the region with one (`RegionBuilder::stored`); a file is the parent's to write \
+             in a forked child"
+                .into()
         }
         PagerError::Corrupt | PagerError::Truncated | PagerError::Panicked | PagerError::WrongContext => error.to_string(),
         PagerError::Orphaned => {

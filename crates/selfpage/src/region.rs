@@ -497,7 +497,7 @@ impl Region {
     ///
     /// # Errors
     /// As for [`Region::prefetch`]. A page could not be saved; it stays in core, changed. What a page held was given up to refuse an access;
-    /// all others are saved.
+    /// all others are saved. [`Kind::Held`]: in a forked child pages of the file's region have been changed.
     pub fn flush(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("flush", offset_bytes, len_bytes)?;
         let (inner, bound) = (&*self.life.inner, &*self.bound);

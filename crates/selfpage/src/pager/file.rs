@@ -6,6 +6,7 @@ use std::iter;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
 use arrayvec::ArrayVec;
@@ -17,6 +18,7 @@ use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdi
 use selfpage_core::sync::Ordering;
 
 use super::Noted;
+use super::apart::Apart;
 use crate::FileAccess;
 use crate::error::{Error, Kind, Result};
 use crate::placement::taken::FilePart;
@@ -55,8 +57,8 @@ pub struct File {
     /// How many bytes at the end of each page lay behind the end of the file when it was filled or given: a zeroed table of an entry a page,
     /// empty where the program may not write.
     tails: Table<AtomicU16>,
-    /// In a forked child: the file is the parent's to write, and what the child changes stays with it.
-    detached: AtomicBool,
+    /// In a forked child, where the file is the parent's to write: what is changed there. Without room for that it stays in core.
+    apart: OnceLock<Option<Apart>>,
     /// Whether a thread was sent to write in the ordinary way once, see [`File::open_way`].
     way_opened: AtomicBool,
     /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
@@ -178,7 +180,7 @@ impl File {
             io: IoChoice::from_env().unwrap_or(IoChoice::Auto),
             noted,
             tails,
-            detached: false.into(),
+            apart: OnceLock::new(),
             way_opened: false.into(),
             lost: 0.into(),
         }
@@ -214,13 +216,23 @@ impl File {
         let bytes = (pages.len() * PAGE_BYTES) as u64;
         let len = self.file_len(context)?;
         let mut rest = pages;
-        while let Some(first) = rest.first().map(|page| page.index) {
-            let run = rest.iter().zip(first..).take(N).take_while(|(page, index)| page.index == *index).count();
+        while let Some(first) = rest.first_mut() {
+            if self.apart().is_some_and(|apart| apart.fill(first, &self.noted)) {
+                rest = &mut rest[1..];
+                continue;
+            }
+            let first = first.index;
+            let in_file = |(page, index): &(&FillPage<'_>, u64)| page.index == *index && !self.keeps(*index);
+            let run = rest.iter().zip(first..).take(N).take_while(in_file).count();
             let (now, later) = rest.split_at_mut(run);
             self.read_run::<N>(context, first, now, len)?;
             rest = later;
         }
         Ok(bytes)
+    }
+
+    fn apart(&self) -> Option<&Apart> {
+        self.apart.get()?.as_ref()
     }
 
     /// Reads neighbouring pages in one request.
@@ -382,7 +394,7 @@ impl Pager for File {
         }
         if self.noted.is_as_noted(index, bytes) {
             Verdict::Clean
-        } else if self.detached.load(Ordering::Relaxed) {
+        } else if self.apart.get().is_some_and(Option::is_none) {
             Verdict::Stays
         } else {
             Verdict::Changed
@@ -401,13 +413,16 @@ impl Pager for File {
     }
 
     fn forked(&self) {
-        self.detached.store(true, Ordering::Relaxed);
+        // A child's own child has a copy of it.
+        self.apart.get_or_init(|| Apart::new(self.tails.len()).ok());
         forget_engines();
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
-        if self.detached.load(Ordering::Relaxed) {
-            return pages.iter_mut().for_each(|page| page.outcome = Err(PagerError::NoStore));
+        match self.apart.get() {
+            Some(Some(apart)) => return apart.save(pages, &self.noted),
+            Some(None) => return pages.iter_mut().for_each(|page| page.outcome = Err(PagerError::NoStore)),
+            None => {}
         }
         let len = match self.file_len(Context::PagerThread) {
             Ok(len) => len,
@@ -453,8 +468,10 @@ impl Pager for File {
     fn sync(&self) -> std::result::Result<(), PagerError> {
         // Nobody else is at it, who could be told of the error in place of this thread (`syncs_over_forks`).
         let errno = match self.lost.load(Ordering::Relaxed) {
-            // A forked child has written nothing, and the kernel tells each error once: that is for its parent.
-            0 if self.detached.load(Ordering::Relaxed) => 0,
+            // The file has nothing of what a forked child changes.
+            0 if self.apart().is_some_and(Apart::has_any) => return Err(PagerError::NoStore),
+            // Nor has such a child written anything to it, and the kernel tells each error once: that is for its parent.
+            0 if self.apart.get().is_some() => 0,
             0 => rustix::fs::fdatasync(self.buffered.borrow()).err().map_or(0, Errno::raw_os_error),
             errno => errno,
         };
@@ -473,12 +490,16 @@ impl Pager for File {
         false
     }
 
-    fn keeps(&self, _index: u64) -> bool {
-        false
+    fn keeps(&self, index: u64) -> bool {
+        self.apart().is_some_and(|apart| apart.has(index))
     }
 
     /// What the program discards is dropped from memory; the file keeps what was saved last.
-    fn forget(&self, _index: u64, _count: u64) {}
+    fn forget(&self, index: u64, count: u64) {
+        if let Some(apart) = self.apart() {
+            apart.forget(index, count);
+        }
+    }
 }
 
 /// Whether an `fdatasync` that failed so may be about pages that the disk did not take: the kernel hands on whatever the driver said of

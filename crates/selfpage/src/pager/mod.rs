@@ -4,6 +4,7 @@
 //! Nemesis §6.6: stretch drivers. Ours are [`Zero`] with pinned pages (nailed), [`Physical`], `Stored` (paged), and two that
 //! stock Linux suggests: [`Zero`] without pins for anonymous memory, `File` for files; and `Restored`, over a snapshot.
 
+mod apart;
 mod custom;
 mod file;
 mod noted;

@@ -30,6 +30,7 @@ pub(crate) use linux::descriptor::{
     Alone, Descriptor, Nowhere, Numbered, borrow_number, copied_descriptor, forget_numbers, move_descriptor,
     place_descriptor, raised, release_number,
 };
+pub(crate) use linux::mapping::{Mapping, Sharing};
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;
 pub(crate) use zeros::holds_nothing;

@@ -1,5 +1,6 @@
 //! Bad input and failure: a clear error, no hang, and no wrong or lost data.
 
+mod apart;
 mod behind;
 mod cancelled;
 #[path = "../child/mod.rs"]
