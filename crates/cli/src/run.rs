@@ -7,6 +7,7 @@ pub mod ignored;
 mod limits;
 mod program;
 mod record;
+mod signals;
 pub mod traces;
 
 use std::ffi::{OsStr, OsString};
@@ -14,30 +15,23 @@ use std::fs::{File, FileType};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
-use rustix::io::Errno;
-use rustix::net::SendFlags;
 use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
 use selfpage::{DescriptorTable, Domain, PAGE_BYTES, POLICIES};
 use selfpage_core::linux::limit::{self, Resource};
-use signal_hook::consts::{
-    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGURG, SIGUSR1,
-    SIGUSR2,
-};
-use signal_hook::consts::{SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ};
+use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
-use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::{identity, loader, output};
 use limits::{Limits, Stored};
 use record::Records;
+use signals::{PASSED_ON, listen};
 use traces::Traces;
 
 /// Fewer frames, and a program with a few threads makes no progress.
@@ -46,33 +40,6 @@ const LEAST_BYTES: usize = 1 << 20;
 const NOT_ENTERED: i32 = 125;
 /// What the preloaded library reads its wishes from.
 const VARIABLE: &str = "SELFPAGE_RUN";
-/// What somebody may send to end a program, or to tell it something. SIGCHLD too: that is heard of anyway.
-const PASSED_ON: [i32; 19] = [
-    SIGHUP,
-    SIGINT,
-    SIGQUIT,
-    SIGTERM,
-    SIGUSR1,
-    SIGUSR2,
-    SIGALRM,
-    SIGCONT,
-    SIGWINCH,
-    SIGIO,
-    SIGPROF,
-    SIGTRAP,
-    SIGVTALRM,
-    SIGXCPU,
-    SIGXFSZ,
-    // Nothing of ours is written while the program runs: it is somebody's.
-    SIGPIPE,
-    SIGURG,
-    libc::SIGPWR,
-    libc::SIGSTKFLT,
-];
-/// What the kernel sends for a terminal, to all that are in its foreground. Others come of this process's own: a timer survives an exec.
-const OF_TERMINALS: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGCONT, SIGWINCH];
-/// Of these, what says that the terminal is gone: where it goes by itself, to the leader of its session alone.
-const OF_ITS_END: [i32; 2] = [SIGHUP, SIGCONT];
 /// The place of pages that stay.
 const NO_STORE: &str = "none";
 
@@ -252,23 +219,6 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     start(command, signals, Some(records), stats, traces)
 }
 
-/// Hears of the ends of children, also where whoever started us ignores them.
-fn listen() -> Result<SignalsInfo<WithOrigin>, Refused> {
-    can_hear().and_then(|()| SignalsInfo::new([SIGCHLD])).map_err(|cause| {
-        let allow = "allow socketpair, sendto and recvfrom in the container's seccomp profile";
-        let remedy = Errno::from_io_error(&cause).and_then(cause::remedy).unwrap_or(allow);
-        bad(format!("cannot listen for signals: {cause}; {remedy}"))
-    })
-}
-
-/// Sends and receives as a handler of a signal and [`SignalsInfo`] do: where a filter refuses it the one is silent, and we would wait for
-/// ever, and the other panics.
-fn can_hear() -> std::io::Result<()> {
-    let (mut heard, told) = UnixStream::pair()?;
-    rustix::net::send(told, b"X", SendFlags::DONTWAIT)?;
-    heard.read_exact(&mut [0])
-}
-
 /// From here on signals are the program's. What is ignored stays so, and the program ignores it as well: nohup(1) counts on that.
 fn start(
     mut command: Command,
@@ -298,7 +248,7 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         if let Some(status) = child.try_wait().map_err(|cause| failed(format!("cannot wait: {cause}")))? {
             break status;
         }
-        signals.wait().filter(is_for_the_program).for_each(|origin| pass_on(&child, origin.signal));
+        signals.wait().filter(signals::is_for_the_program).for_each(|origin| signals::pass_on(&child, origin.signal));
     };
     let told = records.map(Records::read).transpose();
     let told = told.map_err(|cause| failed(format!("cannot read the records: {cause}")))?.unwrap_or_default();
@@ -351,29 +301,6 @@ fn open_output(about: &std::fs::Metadata) -> Option<File> {
     let outputs = [std::io::stdout().as_fd().try_clone_to_owned(), std::io::stderr().as_fd().try_clone_to_owned()];
     let is_same = |file: &File| file.metadata().is_ok_and(|own| identity::of(&own) == identity::of(about));
     outputs.into_iter().flatten().map(File::from).find(is_same)
-}
-
-/// Whether somebody meant the program, who cannot know that it is not this process.
-fn is_for_the_program(origin: &Origin) -> bool {
-    match origin.signal {
-        // The end of a child is that of the program. What our caller ignored is listened for nevertheless.
-        SIGCHLD => !matches!(origin.cause, Cause::Chld(_)) && !ignored::is(SIGCHLD),
-        signal if origin.cause == Cause::Kernel && OF_ITS_END.contains(&signal) => leads_session(),
-        // What a terminal sends, it sends to the program as well.
-        signal => origin.cause != Cause::Kernel || !OF_TERMINALS.contains(&signal),
-    }
-}
-
-fn leads_session() -> bool {
-    rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
-}
-
-fn pass_on(child: &Child, signal: i32) {
-    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
-    let signal = rustix::process::Signal::from_named_raw(signal);
-    if let (Some(pid), Some(signal)) = (pid, signal) {
-        let _ = rustix::process::kill_process(pid, signal);
-    }
 }
 
 fn frames_bytes(said: &str) -> Result<usize, String> {
