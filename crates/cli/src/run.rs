@@ -51,7 +51,8 @@ Examples:
   selfpage run -- g++ -O2 -c large.cc
 
 Exit status: the program's own, or 128 and the signal that ended it; 1 where its faults may not be served (`selfpage doctor` says
-why), or when it has ended and --stats could not be written, 2 for bad usage, 125 where it has too few addresses (`ulimit -v`), or too little memory (`ulimit -d`).";
+why), or when it has ended and --stats could not be written, 2 for bad usage, 125 where it has too few addresses (`ulimit -v`), or too little memory (`ulimit -d`).
+Without --frames the tool becomes the program, which ends as it does by itself; 2 where it cannot be started.";
 
 /// Run a program in a fixed number of frames, or with selfpage's allocator alone.
 ///
@@ -101,11 +102,16 @@ fn bad(why: String) -> Refused {
 
 /// Runs the program. The status to end with: the program's own, or 128 and the signal that ended it.
 pub fn run(args: Args) -> i32 {
-    let begun = match &args.frames {
-        Some(frames) => begin(&args, frames),
-        None => begin_without_frames(&args),
+    let ended = match &args.frames {
+        Some(frames) => begin(&args, frames).and_then(|begun| follow(begun, &args)),
+        // Nothing would be left to do at its end. In our place it hears once what is sent to our group, and is who its caller started.
+        None => without_frames(&args).and_then(|mut command| {
+            ignored::pass_on(&mut command);
+            let cause = command.exec();
+            Err(not_started(&command, &cause))
+        }),
     };
-    match begun.and_then(|begun| follow(begun, &args)) {
+    match ended {
         Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
         Err(Refused { why, status }) => {
             output::tell(format_args!("selfpage run: {why}"));
@@ -114,12 +120,11 @@ pub fn run(args: Args) -> i32 {
     }
 }
 
-/// A program that runs, and what its run needs.
+/// A program that runs in frames, and what its run needs.
 struct Begun {
     child: Child,
     signals: SignalsInfo<WithOrigin>,
-    /// Of a run with frames.
-    records: Option<Records>,
+    records: Records,
     /// Where statistics go, open from the beginning: the place is found wanting before the program has run for an hour, and a pipe's reader
     /// has not seen its end meanwhile.
     stats: Option<Stats>,
@@ -143,7 +148,7 @@ impl Drop for Stats {
 }
 
 /// The program with our allocator, and nothing of ours beside it.
-fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
+fn without_frames(args: &Args) -> Result<Command, Refused> {
     let said = [
         ("--policy", args.policy.is_some()),
         ("--store", args.store.is_some()),
@@ -154,13 +159,12 @@ fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
     if let Some((option, _)) = said.into_iter().find(|(_, is_there)| *is_there) {
         return Err(bad(format!("{option} says how frames are used: name their size too, --frames SIZE")));
     }
-    let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let library = loader::find("libselfpage_malloc.so", "selfpage-malloc").map_err(bad)?;
     let preload = preload(&program, &library).map_err(bad)?;
     let mut command = Command::new(program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
-    start(command, signals, None, None, None)
+    Ok(command)
 }
 
 fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
@@ -216,14 +220,14 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     let mut command = Command::new(&program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
-    start(command, signals, Some(records), stats, traces)
+    start(command, signals, records, stats, traces)
 }
 
 /// From here on signals are the program's. What is ignored stays so, and the program ignores it as well: nohup(1) counts on that.
 fn start(
     mut command: Command,
     signals: SignalsInfo<WithOrigin>,
-    records: Option<Records>,
+    records: Records,
     stats: Option<Stats>,
     traces: Option<Traces>,
 ) -> Result<Begun, Refused> {
@@ -232,12 +236,14 @@ fn start(
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
     ignored::pass_on(&mut command);
-    let program = command.get_program().to_owned();
-    let child =
-        command.spawn().map_err(|cause| bad(format!("cannot start {}: {}", program.display(), cause::told(&cause))))?;
+    let child = command.spawn().map_err(|cause| not_started(&command, &cause))?;
     // Not before: the program begins with what our caller has blocked, as it would without us.
     blocked::let_come(PASSED_ON.into_iter().chain([SIGCHLD]));
     Ok(Begun { child, signals, records, stats, traces })
+}
+
+fn not_started(command: &Command, cause: &std::io::Error) -> Refused {
+    bad(format!("cannot start {}: {}", command.get_program().display(), cause::told(cause)))
 }
 
 /// Passes signals on until the program has ended, and then writes what was counted.
@@ -250,8 +256,7 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         }
         signals.wait().filter(signals::is_for_the_program).for_each(|origin| signals::pass_on(&child, origin.signal));
     };
-    let told = records.map(Records::read).transpose();
-    let told = told.map_err(|cause| failed(format!("cannot read the records: {cause}")))?.unwrap_or_default();
+    let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));
     if let Some(line) = traces.and_then(|traces| traces.line()) {
         output::tell(format_args!("selfpage run: {line}"));
@@ -463,7 +468,8 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
     drop(asked);
     let mut text = Vec::new();
     said.read_to_end(&mut text).map_err(cannot)?;
-    let status = loader.wait().map_err(cannot)?;
+    // There is none where our caller ignores the ends of children.
+    let status = loader.wait().map_or_else(|_| "with no status".into(), |status| status.to_string());
     // In the list each name has a tab before it; in a complaint it has not.
     let listed = [b"\t", library.as_os_str().as_encoded_bytes()].concat();
     if text.windows(listed.len()).any(|part| part == listed) {

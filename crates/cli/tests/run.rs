@@ -21,27 +21,50 @@ use filter::Call;
 use mounts::with_mounts;
 use tool::{Place, text};
 
+/// With frames the tool follows the program; without, it becomes the program.
+const FRAMES: &[&str] = &["--frames", "8M"];
+
+/// Whether a program can be paged here.
+fn can_page() -> bool {
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
+    let output = tool::selfpage(&[&["run"], FRAMES, &["--", "true"]].concat());
+    if output.status.code() == Some(1) {
+        skip::skip("uffd", &text(&output.stderr));
+    }
+    output.status.code() != Some(1)
+}
+
+/// `selfpage run`, of what [`can_page`] has built.
+fn run(options: &[&str], program: &[&str]) -> Command {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    run.arg("run").args(options).arg("--").args(program);
+    run
+}
+
 #[test]
 fn a_timer_that_was_set_before_it_ends_the_program() {
-    programs::build(&["selfpage-malloc"]);
-    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-    run.args(["run", "--", "sleep", "20"]);
-    let set = || {
-        // SAFETY: test: a number.
-        unsafe { libc::alarm(1) };
-        Ok(())
+    if !can_page() {
+        return;
+    }
+    let timed = |options: &[&str]| {
+        let set = || {
+            // SAFETY: test: a number.
+            unsafe { libc::alarm(8) };
+            Ok(())
+        };
+        let mut run = run(options, &["sleep", "60"]);
+        // SAFETY: test: one system call.
+        unsafe { run.pre_exec(set) }.spawn().unwrap()
     };
-    // SAFETY: test: one system call.
-    let output = unsafe { run.pre_exec(set) }.output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(128 + libc::SIGALRM), "{:?}: {errors}", output.status.signal());
+    let [paged, plain] = [FRAMES, &[]].map(timed).map(|mut run| run.wait().unwrap());
+    assert_eq!(paged.code(), Some(128 + libc::SIGALRM), "{paged}");
+    assert_eq!(plain.signal(), Some(libc::SIGALRM), "{plain}");
 }
 
 /// `selfpage run`, by somebody who has some signals blocked.
-fn blocking(program: &[&str]) -> Command {
-    programs::build(&["selfpage-malloc"]);
-    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-    run.args(["run", "--"]).args(program).stdout(Stdio::piped());
+fn blocking(options: &[&str], program: &[&str]) -> Command {
+    let mut run = run(options, program);
+    run.stdout(Stdio::piped());
     let block = || {
         // SAFETY: test: a set of the closure's own.
         unsafe {
@@ -100,12 +123,17 @@ fn ends(mut run: Child) -> (Option<i32>, String) {
 
 #[test]
 fn what_its_caller_has_blocked_is_blocked_in_the_program_alone() {
-    let (code, text) = ends(blocking(&["grep", "SigBlk", "/proc/self/status"]).spawn().unwrap());
+    if !can_page() {
+        return;
+    }
     let bit = |signal: i32| 1u64 << (signal - 1);
     let blocked = bit(libc::SIGCHLD) | bit(libc::SIGTERM) | bit(libc::SIGTTIN);
-    assert_eq!((code, text), (Some(0), format!("SigBlk:\t{blocked:016x}\n")));
+    for options in [FRAMES, &[]] {
+        let (code, text) = ends(blocking(options, &["grep", "SigBlk", "/proc/self/status"]).spawn().unwrap());
+        assert_eq!((code, text), (Some(0), format!("SigBlk:\t{blocked:016x}\n")));
+    }
     // It waits for the program, not for the tool.
-    let run = blocking(&["sleep", "60"]).spawn().unwrap();
+    let run = blocking(FRAMES, &["sleep", "60"]).spawn().unwrap();
     let tool = run.id();
     let program = sleeper(tool);
     send(tool, libc::SIGTERM);
@@ -135,10 +163,12 @@ fn terminal() -> (OwnedFd, OwnedFd) {
 /// The kernel tells the leader of the terminal's session alone.
 #[test]
 fn that_its_terminal_is_gone_reaches_the_program_where_the_tool_leads_the_session() {
-    programs::build(&["selfpage-malloc"]);
+    if !can_page() {
+        return;
+    }
     let (master, other) = terminal();
-    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-    run.args(["run", "--", "sleep", "60"]).stdin(other).stdout(Stdio::null());
+    let mut run = run(FRAMES, &["sleep", "60"]);
+    run.stdin(other).stdout(Stdio::null());
     let lead = || {
         // SAFETY: test: numbers.
         let leads = unsafe { libc::setsid() > 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 };
@@ -156,6 +186,17 @@ fn that_its_terminal_is_gone_reaches_the_program_where_the_tool_leads_the_sessio
 
 const MEANS_NOTHING: [(i32, &str); 3] = [(libc::SIGCHLD, "CHLD\n"), (libc::SIGPIPE, "PIPE\n"), (libc::SIGURG, "URG\n")];
 
+/// What a caller does with them before it starts the tool.
+fn disposing(disposition: libc::sighandler_t) -> impl FnMut() -> std::io::Result<()> {
+    move || {
+        for (signal, _) in MEANS_NOTHING {
+            // SAFETY: test: numbers.
+            unsafe { libc::signal(signal, disposition) };
+        }
+        Ok(())
+    }
+}
+
 /// A program that prints its number, and then which signals come to it, until its input ends.
 struct Listener {
     run: Child,
@@ -164,25 +205,18 @@ struct Listener {
 }
 
 impl Listener {
-    /// What its caller does with some signals.
-    fn new(disposition: libc::sighandler_t) -> Option<Listener> {
-        if !skip::has("perl") {
+    /// Leads a group, after its caller has done this with some signals.
+    fn new(options: &[&str], disposition: libc::sighandler_t) -> Option<Listener> {
+        if !skip::has("perl") || !can_page() {
             return None;
         }
-        programs::build(&["selfpage-malloc"]);
+        // It looks up again and again: perl runs no handler of a signal that comes just before it waits.
         let script = r#"$| = 1; alarm 20; $SIG{$_} = sub { print "@_\n" } for qw(CHLD PIPE URG USR1);
-            print "$$\n"; 1 until defined sysread(STDIN, $_, 1)"#;
-        let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-        run.args(["run", "--", "perl", "-e", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let dispose = move || {
-            for (signal, _) in MEANS_NOTHING {
-                // SAFETY: test: numbers.
-                unsafe { libc::signal(signal, disposition) };
-            }
-            Ok(())
-        };
+            print "$$\n"; vec($input, fileno(STDIN), 1) = 1; 1 until select($_ = $input, undef, undef, 0.1) > 0"#;
+        let mut run = run(options, &["perl", "-e", script]);
+        run.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         // SAFETY: test: system calls alone.
-        let mut run = unsafe { run.pre_exec(dispose) }.spawn().unwrap();
+        let mut run = unsafe { run.pre_exec(disposing(disposition)) }.spawn().unwrap();
         let printed = BufReader::new(run.stdout.take().unwrap());
         let mut listener = Listener { run, printed, program: 0 };
         listener.program = listener.line().trim().parse().unwrap();
@@ -209,26 +243,67 @@ impl Listener {
 
 #[test]
 fn signals_that_mean_nothing_to_most_programs_reach_those_that_wait_for_them() {
-    let Some(mut listener) = Listener::new(libc::SIG_DFL) else { return };
-    for (signal, name) in MEANS_NOTHING {
-        send(listener.run.id(), signal);
-        assert_eq!(listener.line(), name);
+    for options in [FRAMES, &[]] {
+        let Some(mut listener) = Listener::new(options, libc::SIG_DFL) else { return };
+        for (signal, name) in MEANS_NOTHING {
+            send(listener.run.id(), signal);
+            assert_eq!(listener.line(), name);
+        }
+        // The tool's own child: nobody sent that.
+        let program = listener.program;
+        send(program, libc::SIGSTOP);
+        seen("it does not stop", || {
+            std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap().contains(" T ").then_some(())
+        });
+        send(program, libc::SIGCONT);
+        assert_eq!(listener.ends(), "");
     }
-    // The tool's own child: nobody sent that.
-    let program = listener.program;
-    send(program, libc::SIGSTOP);
-    seen("it does not stop", || {
-        std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap().contains(" T ").then_some(())
-    });
-    send(program, libc::SIGCONT);
-    assert_eq!(listener.ends(), "");
 }
 
 #[test]
 fn what_its_caller_ignores_is_not_passed_on() {
-    let Some(listener) = Listener::new(libc::SIG_IGN) else { return };
+    let Some(listener) = Listener::new(FRAMES, libc::SIG_IGN) else { return };
     MEANS_NOTHING.iter().for_each(|(signal, _)| send(listener.run.id(), *signal));
     assert_eq!(listener.ends(), "");
+}
+
+#[test]
+fn what_its_caller_ignores_the_program_ignores() {
+    if !can_page() {
+        return;
+    }
+    for (disposition, is_ignored) in [(libc::SIG_IGN, true), (libc::SIG_DFL, false)] {
+        for options in [FRAMES, &[]] {
+            let mut run = run(options, &["grep", "SigIgn", "/proc/self/status"]);
+            // SAFETY: test: system calls alone.
+            let output = unsafe { run.pre_exec(disposing(disposition)) }.output().unwrap();
+            let said = text(&output.stdout);
+            let ignored = u64::from_str_radix(said.trim_start_matches("SigIgn:").trim(), 16).unwrap();
+            for (signal, name) in MEANS_NOTHING {
+                assert_eq!(ignored >> (signal - 1) & 1 == 1, is_ignored, "{name} {options:?}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_sent_to_its_group_comes_once_to_a_program_without_frames() {
+    let Some(mut listener) = Listener::new(&[], libc::SIG_DFL) else { return };
+    // The kernel makes one of two that come before the first is heard.
+    for _ in 0..20 {
+        // SAFETY: test: numbers.
+        assert_eq!(unsafe { libc::kill(-listener.run.id().cast_signed(), libc::SIGURG) }, 0);
+        assert_eq!(listener.line(), "URG\n");
+    }
+    assert_eq!(listener.ends(), "");
+}
+
+#[test]
+fn a_service_manager_finds_a_program_without_frames_under_the_number_that_it_started() {
+    programs::build(&["selfpage-malloc"]);
+    let line = r#"LISTEN_PID=$$ exec "$0" run -- sh -c '[ $$ = $LISTEN_PID ] && echo same'"#;
+    let output = Command::new("sh").args(["-c", line, env!("CARGO_BIN_EXE_selfpage")]).output().unwrap();
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("same\n", ""));
 }
 
 #[test]
@@ -297,9 +372,9 @@ fn a_call_that_a_filter_refuses_is_named_with_the_remedy_before_anything_begins(
 
 #[test]
 fn what_signals_are_heard_by_is_tried_before_anything_begins() {
-    programs::build(&["selfpage-malloc"]);
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
     for (number, name) in [(libc::SYS_recvfrom, "recvfrom"), (libc::SYS_sendto, "sendto")] {
-        let output = without(Call::any(number), &[]);
+        let output = without(Call::any(number), FRAMES);
         let errors = text(&output.stderr);
         assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{name}: {errors}");
         assert!(
@@ -307,6 +382,8 @@ fn what_signals_are_heard_by_is_tried_before_anything_begins() {
             "{errors}"
         );
         assert!(errors.contains("allow socketpair, sendto and recvfrom in"), "{errors}");
+        // Without frames nobody listens but the program.
+        assert_eq!(text(&without(Call::any(number), &[]).stdout), "ran\n");
     }
 }
 
