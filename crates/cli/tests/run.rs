@@ -438,3 +438,22 @@ fn a_program_that_gains_no_rights_is_run() {
         assert_eq!((text(&output.stdout).as_str(), errors.as_str()), ("ran\n", ""));
     }
 }
+
+#[test]
+fn what_a_service_manager_says_to_its_process_is_said_to_the_program_in_frames() {
+    if !can_page() {
+        return;
+    }
+    let program = r#"[ $LISTEN_PID.$WATCHDOG_PID = $$.$$ ] && sh -c 'echo taken ${LISTEN_PIDFDID-alone} $LISTEN_FDS'"#;
+    let line = format!(
+        r#"export LISTEN_PID=$$ WATCHDOG_PID=$$ LISTEN_PIDFDID=7 LISTEN_FDS=1; exec "$0" run {} -- sh -c "$1""#,
+        FRAMES.join(" ")
+    );
+    let run = |line: &str| {
+        let output = Command::new("sh").args(["-c", line, env!("CARGO_BIN_EXE_selfpage"), program]).output().unwrap();
+        (text(&output.stdout), text(&output.stderr))
+    };
+    assert_eq!(run(&line), ("taken alone 1\n".into(), String::new()));
+    // What is for another process stays so.
+    assert_eq!(run(&line.replace("LISTEN_PID=$$", "LISTEN_PID=1")).0, "");
+}

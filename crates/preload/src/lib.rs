@@ -26,6 +26,7 @@ mod ranges;
 mod record;
 mod rights;
 mod second_names;
+mod service;
 mod setup;
 mod space;
 mod sys;

@@ -15,7 +15,7 @@ use selfpage::{DescriptorTable, Domain, Locking, Region};
 use crate::limits::{LARGE_BYTES, Limits, MANAGED_BYTES, MAPS_BYTES, OBJECTS_BYTES, Stored};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Staying};
-use crate::{caller, children, filters, malloc, process, ranges, record, rights, sys, threads, watch};
+use crate::{caller, children, filters, malloc, process, ranges, record, rights, service, sys, threads, watch};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
@@ -135,6 +135,9 @@ impl Wishes {
     }
 
     fn set_up(&self) -> Result<(), String> {
+        if let Some(run) = self.record.as_deref().and_then(record::number_of_run) {
+            service::answer_for(run);
+        }
         let managed = match self.managed() {
             Ok(managed) => managed,
             // A program that a service executes as another user, say. It worked before; now it does without us.

@@ -1,0 +1,28 @@
+//! What a service manager (systemd) says to the process that it has started, by that process's number: here are your sockets, send a sign of
+//! life. It has started `run`, and whoever finds another number there takes it for somebody else's.
+
+use std::ffi::{CStr, CString};
+
+use crate::sys;
+
+/// Has that name this process, where it names `run`, whose child this is: the program is whom it is meant for.
+pub fn answer_for(run: u32) {
+    // SAFETY: c-library: the call has no arguments, and cannot fail.
+    if u32::try_from(unsafe { libc::getppid() }) != Ok(run) {
+        return;
+    }
+    if takes_over(c"LISTEN_PID", run) {
+        // The same once more, by a number that no child of `run` has: with it `LISTEN_PID` alone would not do.
+        // SAFETY: c-library: the name ends with NUL, and nobody else looks before the program's first line.
+        unsafe { libc::unsetenv(c"LISTEN_PIDFDID".as_ptr()) };
+    }
+    takes_over(c"WATCHDOG_PID", run);
+}
+
+fn takes_over(variable: &CStr, run: u32) -> bool {
+    // SAFETY: c-library: the name ends with NUL, and so does what it stands for, which nobody changes before the program's first line.
+    let named = unsafe { libc::getenv(variable.as_ptr()).as_ref().map(|named| CStr::from_ptr(named).to_bytes()) };
+    let Ok(own) = CString::new(sys::pid().to_string()) else { return false };
+    // SAFETY: c-library: both end with NUL, and the C library copies them.
+    named == Some(run.to_string().as_bytes()) && unsafe { libc::setenv(variable.as_ptr(), own.as_ptr(), 1) } == 0
+}
