@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
+use rustix::process::WaitOptions;
 use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
 use selfpage::{DescriptorTable, Domain, PAGE_BYTES, POLICIES};
@@ -248,10 +249,10 @@ fn not_started(command: &Command, cause: &std::io::Error) -> Refused {
 
 /// Passes signals on until the program has ended, and then writes what was counted.
 fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
-    let Begun { mut child, mut signals, records, stats, traces } = begun;
+    let Begun { child, mut signals, records, stats, traces } = begun;
     let failed = |why: String| Refused { why, status: 1 };
     let status = loop {
-        if let Some(status) = child.try_wait().map_err(|cause| failed(format!("cannot wait: {cause}")))? {
+        if let Some(status) = reap(&child).map_err(|cause| failed(format!("cannot wait: {cause}")))? {
             break status;
         }
         signals.wait().filter(signals::is_for_the_program).for_each(|origin| signals::pass_on(&child, origin.signal));
@@ -267,6 +268,16 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         stats.write(&told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", name.display())))?;
     }
     Ok(status)
+}
+
+/// Hears of all children that have ended, until the program has. As process 1 of a container, or executed by who had children, we have others.
+fn reap(program: &Child) -> std::io::Result<Option<ExitStatus>> {
+    while let Some((pid, status)) = rustix::process::wait(WaitOptions::NOHANG)? {
+        if pid.as_raw_pid().cast_unsigned() == program.id() {
+            return Ok(Some(ExitStatus::from_raw(status.as_raw())));
+        }
+    }
+    Ok(None)
 }
 
 impl Stats {

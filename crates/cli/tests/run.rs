@@ -439,6 +439,38 @@ fn a_program_that_gains_no_rights_is_run() {
     }
 }
 
+/// Its number comes back from `sh` as $1; it has ended, and nobody has heard of it, when that runs.
+const GONE: &str =
+    r#"for _ in $(seq 400); do [ -e /proc/$1 ] || exec echo gone; sleep 0.05; done; cat /proc/$1/status"#;
+
+#[test]
+fn children_that_it_was_executed_with_are_not_left_as_zombies() {
+    if !can_page() {
+        return;
+    }
+    let line = format!(r#"true & exec "$0" run {} -- sh -c "$1" sh $!"#, FRAMES.join(" "));
+    let output = Command::new("sh").args(["-c", &line, env!("CARGO_BIN_EXE_selfpage"), GONE]).output().unwrap();
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("gone\n", ""));
+}
+
+#[test]
+fn orphans_that_come_to_process_1_are_not_left_as_zombies() {
+    if !can_page() {
+        return;
+    }
+    let orphan = format!("set -- $(true >&- & echo $!); {GONE}");
+    let mut first = Command::new("unshare");
+    first.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_selfpage"), "run"]).args(FRAMES);
+    let Ok(output) = first.args(["--", "sh", "-c", &orphan]).output() else {
+        return skip::skip("unshare", "there is no unshare(1): apt-get install util-linux");
+    };
+    let errors = text(&output.stderr);
+    if errors.contains("unshare: ") {
+        return skip::skip("root", &errors);
+    }
+    assert_eq!((text(&output.stdout).as_str(), errors.as_str()), ("gone\n", ""));
+}
+
 #[test]
 fn what_a_service_manager_says_to_its_process_is_said_to_the_program_in_frames() {
     if !can_page() {

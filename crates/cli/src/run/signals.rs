@@ -65,7 +65,7 @@ fn can_hear() -> std::io::Result<()> {
 /// Whether somebody meant the program, who cannot know that it is not this process.
 pub fn is_for_the_program(origin: &Origin) -> bool {
     match origin.signal {
-        // The end of a child is that of the program. What our caller ignored is listened for nevertheless.
+        // The end of a child is ours to see. What our caller ignored is listened for nevertheless.
         SIGCHLD => !matches!(origin.cause, Cause::Chld(_)) && !ignored::is(SIGCHLD),
         signal if origin.cause == Cause::Kernel && OF_ITS_END.contains(&signal) => leads_session(),
         // What a terminal sends, it sends to the program as well.
