@@ -8,6 +8,7 @@ use crate::sys::call;
 use crate::{filters, record};
 
 const LOADER: &[u8] = b"/ld-linux-x86-64.so.2";
+const LIBRARY: &[u8] = b"/libselfpage_frames.so";
 const PATH_BYTES: usize = 4096;
 
 /// Whether somebody who asks for memory at `range` may want to put code there: it is within reach of a jump from the program's own, and
@@ -104,7 +105,28 @@ fn why_not(path: &CStr) -> Option<&'static str> {
         if gains_rights(file as usize) { Some("it runs with more rights") } else { wrong_kind(file as usize, path) };
     // SAFETY: raw-call: our own descriptor.
     unsafe { call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
-    why
+    why.or_else(lacks_library)
+}
+
+/// Whether the loader will not find this library, as behind another root: it says so, and goes on without.
+fn lacks_library() -> Option<&'static str> {
+    // SAFETY: c-library: the name ends with NUL, and so does what it stands for.
+    let list = unsafe { libc::getenv(c"LD_PRELOAD".as_ptr()).as_ref().map(|list| CStr::from_ptr(list).to_bytes())? };
+    // Others may have put a library of theirs before it.
+    let own = list.split(|byte| b" :".contains(byte)).find(|name| name.ends_with(LIBRARY))?;
+    let mut path = [0u8; PATH_BYTES];
+    path.get_mut(..own.len()).filter(|room| room.len() < PATH_BYTES)?.copy_from_slice(own);
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+    // As the loader does: access(2) does not know what a process has denied itself (Landlock).
+    // SAFETY: raw-call: the path ends with NUL.
+    let file = unsafe { call(libc::SYS_open, [path.as_ptr() as usize, flags, 0, 0, 0, 0]) };
+    if file >= 0 {
+        // SAFETY: raw-call: our own descriptor.
+        unsafe { call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
+    }
+    // Another thread may have taken the last number; the loader has all of them.
+    let is_full = [libc::EMFILE, libc::ENFILE].contains(&-(file as i32));
+    (file < 0 && !is_full).then_some("the library cannot be read where it runs")
 }
 
 /// Whether it is setuid or setgid to somebody else: the loader preloads nothing there.

@@ -133,6 +133,29 @@ pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os
     }
 }
 
+/// As behind `chroot`, or in another mount namespace.
+#[test]
+fn programs_that_are_executed_where_the_library_is_not() {
+    if !run::possible() || !run::has("unshare") {
+        return;
+    }
+    let tool = run::tool();
+    // Ours need not be the first name.
+    let script = r#"exec env LD_PRELOAD=libm.so.6:$LD_PRELOAD sh -c '/bin/true && mount -t tmpfs none "$0" && exec /bin/echo ran' "$0""#;
+    let arguments = ["-c", script, tool.parent().unwrap().to_str().unwrap()];
+    let ran = run::run_under(&["unshare", "-m"], "/".as_ref(), &["--frames", "8M"], "/bin/sh", &arguments);
+    let errors = ran.errors();
+    if errors.contains("mount: ") || errors.contains("unshare: ") {
+        return run::skip("mount", &errors);
+    }
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ran\n"), "{errors}");
+    // The loader's own line comes before, as the program begins.
+    let told = "selfpage run: /bin/echo was executed and not managed: the library cannot be read where it runs";
+    assert_eq!(errors.lines().last(), Some(told), "{errors}");
+    let told = ran.stats["not_managed"].as_array().unwrap();
+    assert!(told.len() == 1 && told[0]["not_managed"] == "/bin/echo", "{}", ran.stats);
+}
+
 #[test]
 fn a_line_that_cannot_be_said_takes_nothing_from_the_run() {
     if !run::possible() {
