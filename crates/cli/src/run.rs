@@ -2,6 +2,8 @@
 
 mod blocked;
 mod cause;
+#[path = "../../preload/src/holes.rs"]
+mod holes;
 pub mod ignored;
 #[path = "../../preload/src/limits.rs"]
 mod limits;
@@ -378,9 +380,12 @@ fn place(said: &OsStr) -> Result<OsString, String> {
 /// `None`: pages go to no file, or another program has it.
 fn small_store(place: &Path) -> Result<Option<FileStore>, StoreError> {
     const LEN_BYTES: u64 = 1 << 20;
+    if place == "memory" || place == NO_STORE {
+        return Ok(None);
+    }
+    holes::check(place)?;
     let is_new = place.symlink_metadata().is_err();
     let made = match place {
-        memory if memory == "memory" || memory == NO_STORE => return Ok(None),
         directory if directory.is_dir() => FileStore::unnamed_in(directory, LEN_BYTES),
         file => FileStore::try_create(file, LEN_BYTES),
     };

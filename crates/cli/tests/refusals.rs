@@ -212,6 +212,39 @@ fn a_store_that_is_refused_is_not_left() {
     assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 0, "the store was left");
 }
 
+/// Says in the C library's place that files of any place are on vfat, which not every kernel has.
+const VFAT: &str = "#include <sys/vfs.h>
+int statfs(const char *path, struct statfs *about) { (void)path; *about = (struct statfs){ .f_type = 0x4d44 }; return 0; }
+";
+
+#[test]
+fn a_store_where_files_have_no_holes_is_refused_before_anything_is_removed() {
+    programs::build(&["selfpage-preload"]);
+    let place = Place::new("holes");
+    let (trace, source) = (place.path("trace"), place.path("vfat.c"));
+    std::fs::write(&source, VFAT).unwrap();
+    std::fs::write(&trace, "old").unwrap();
+    let vfat = programs::compile(&place.0, Path::new(&source), &["-shared", "-fPIC"]);
+    let run = |store: &str| {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        run.args(["run", "--frames", "8M", "--trace", &trace, "--store", store, "--", "true"]);
+        run.env("LD_PRELOAD", &vfat).output().unwrap()
+    };
+    for store in [place.path("new"), place.0.display().to_string()] {
+        let output = run(&store);
+        let errors = text(&output.stderr);
+        if output.status.code() == Some(1) {
+            return skip::skip("uffd", &errors);
+        }
+        assert_eq!((output.status.code(), errors.lines().count()), (Some(2), 1), "{errors}");
+        assert!(errors.starts_with(&format!("selfpage run: --store {store}: files on vfat have no holes")), "{errors}");
+        assert_eq!(std::fs::read(&trace).unwrap(), b"old");
+        assert!(!Path::new(&place.path("new")).exists(), "the store was left");
+    }
+    // Nothing is asked of a place where nothing goes.
+    assert!(run("memory").status.success());
+}
+
 #[test]
 fn several_files_of_a_trace_are_told() {
     programs::build(&["selfpage-preload"]);

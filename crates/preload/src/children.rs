@@ -71,10 +71,10 @@ fn refusal(needed: usize) -> Option<(String, i32)> {
     Some((why.to_string(), errno))
 }
 
-/// Whether fewer than `needed` numbers below the limit are free, or the table of pager threads would have no room. Nothing is opened to find that out: a child that another thread forks just
-/// then would have it too, and that thread itself might find no number free. Nor are the open ones counted (`/proc/self/fd`): some may
-/// lie above a limit that was lowered. The highest are asked for first, which are seldom in use. The limit of the whole system is for the
-/// child to find.
+/// Whether fewer than `needed` numbers below the limit are free, or the table of pager threads would have no room. Nothing is opened to find
+/// that out: a child that another thread forks just then would have it too, and that thread itself might find no number free. Nor are the open
+/// ones counted (`/proc/self/fd`): some may lie above a limit that was lowered. The highest are asked for first, which are seldom in use. The
+/// limit of the whole system is for the child to find.
 fn lacks_descriptors(needed: usize) -> bool {
     let limit = sys::limit(libc::RLIMIT_NOFILE).min(i32::MAX as u64) as usize;
     // SAFETY: raw-call: no memory is passed.

@@ -11,6 +11,7 @@ mod clone;
 mod filters;
 mod futex;
 mod heap;
+mod holes;
 mod lending;
 mod limits;
 mod lock;

@@ -1,8 +1,7 @@
 //! What happens when the library is loaded, before the program's first line.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, OsStr};
 use std::io::{ErrorKind, Write};
-use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use selfpage::{DescriptorTable, Domain, Locking, Region};
 use crate::limits::{LARGE_BYTES, Limits, MANAGED_BYTES, MAPS_BYTES, OBJECTS_BYTES, Stored};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Staying};
-use crate::{caller, children, filters, malloc, process, ranges, record, rights, service, sys, threads, watch};
+use crate::{caller, children, filters, holes, malloc, process, ranges, record, rights, service, sys, threads, watch};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
@@ -260,16 +259,7 @@ fn unnamed_in(dir: &Path) -> Result<FileStore, StoreError> {
 /// A store of as much as the program can ask for, as far as there is room at that place. Two pages at least, so that a full disk is told as one,
 /// when a page is saved. How long a file may be no file system says: that is tried.
 fn largest(place: &Path, make: impl Fn(u64) -> Result<FileStore, StoreError>) -> Result<FileStore, StoreError> {
-    if let Some(kind) = without_holes(place) {
-        let cause = format!(
-            "files on {kind} have no holes: all the room there is would be written full before the program begins"
-        );
-        return Err(StoreError {
-            object: place.display().to_string(),
-            cause: std::io::Error::new(ErrorKind::Unsupported, cause),
-            remedy: "name a place on ext4, XFS or Btrfs (--store)",
-        });
-    }
+    holes::check(place)?;
     let wanted = MANAGED_BYTES as u64;
     let mut bytes = FileStore::most_bytes(place).unwrap_or(wanted).clamp(LEAST_BYTES, wanted);
     loop {
@@ -279,22 +269,5 @@ fn largest(place: &Path, make: impl Fn(u64) -> Result<FileStore, StoreError>) ->
             }
             made => return made,
         }
-    }
-}
-
-/// The name of the file system of that place, or of where it would be made, if it has no holes in files.
-fn without_holes(place: &Path) -> Option<&'static str> {
-    const EXFAT_SUPER_MAGIC: i64 = 0x2011_BAB0;
-    let kind = |path: &Path| {
-        let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-        let mut about = MaybeUninit::<libc::statfs>::uninit();
-        // SAFETY: c-library: the name ends with NUL, and what is read was written where the call says so.
-        unsafe { (libc::statfs(path.as_ptr(), about.as_mut_ptr()) == 0).then(|| about.assume_init().f_type) }
-    };
-    let beside = || kind(place.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(".".as_ref()));
-    match kind(place).or_else(beside)? {
-        libc::MSDOS_SUPER_MAGIC => Some("vfat"),
-        EXFAT_SUPER_MAGIC => Some("exFAT"),
-        _ => None,
     }
 }
