@@ -208,8 +208,8 @@ fn a_limit_on_the_length_of_files_is_an_error_and_no_signal() {
     programs::build(&["selfpage-malloc"]);
     let (output, errors) = without_contents(&place, r#"exec "$0" run -- sh -c 'exec printf more > "$0"' "$1/file""#);
     let by_itself = without_contents(&place, r#"exec sh -c 'exec printf more > "$0"' "$1/file""#).0;
-    let signal = by_itself.status.signal().unwrap();
-    assert_eq!((output.status.code(), signal), (Some(128 + libc::SIGXFSZ), libc::SIGXFSZ), "{errors}");
+    let ended_by = [output, by_itself].map(|output| output.status.signal());
+    assert_eq!(ended_by, [Some(libc::SIGXFSZ); 2], "{errors}");
 }
 
 /// What works in memory and writes files all the same.
