@@ -32,6 +32,9 @@ next!(AT_THREAD_EXIT: c"__cxa_thread_atexit_impl" as
 static ALIVE: AtomicU64 = AtomicU64::new(1);
 /// Whether the last of them has come to its end, and looks whether threads run that are not counted.
 static IS_AWAITED: AtomicBool = AtomicBool::new(false);
+/// Whether this process's first thread may end unheard: it was past its last round as it was forked, or is one that was not counted, and in
+/// any. So may the one that it forks.
+static UNHEARD: AtomicBool = AtomicBool::new(false);
 /// The key whose destructor tells that a thread ends; `u32::MAX` before there is one.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 /// The C library calls destructors in this many rounds at most.
@@ -205,13 +208,16 @@ fn has_ended(stat: &str) -> bool {
 pub fn settle_in_child() {
     ALIVE.store((ALIVE.load(Ordering::SeqCst) >> 32).wrapping_add(1) << 32 | 1, Ordering::SeqCst);
     IS_AWAITED.store(false, Ordering::SeqCst);
-    let may_end_unheard = counts() && !is_watched();
+    if counts() && !is_watched() {
+        UNHEARD.store(true, Ordering::SeqCst);
+    }
     watch();
     watch::settle_in_child();
-    // It may be past its last round, or one that was not counted and is in any.
-    if may_end_unheard {
-        watch::begin();
-    }
+}
+
+/// Whether nobody but a watch may hear of the end of the process's first thread.
+pub fn first_may_end_unheard() -> bool {
+    UNHEARD.load(Ordering::SeqCst)
 }
 
 /// Starts a thread of ours, which is not counted, and has the caller's signals blocked: all of them. Its name, which is to be detached, if

@@ -1,6 +1,6 @@
 //! A thread of ours that sees when the program has none left. Where a filter of system calls ends the last one nobody else would hear of it,
 //! and pager threads would keep the process for ever. It is started before the first filter is set; where there is one already, as in a
-//! container with a seccomp profile (Docker's default), as the program is loaded.
+//! container with a seccomp profile (Docker's default), as the program is loaded. So it is in a child that was forked as its thread ended.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -44,7 +44,7 @@ pub fn attend() {
 pub fn settle_in_child() {
     TID.store(0, Ordering::SeqCst);
     attend();
-    if filters::may_end_threads() {
+    if filters::may_end_threads() || threads::first_may_end_unheard() {
         begin();
     }
 }

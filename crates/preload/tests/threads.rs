@@ -48,3 +48,8 @@ fn a_thread_that_is_off_the_count_does_not_become_a_child_of_its_own() {
 fn a_child_that_is_forked_as_its_thread_ends_ends_with_it() {
     end_well(&["forks_in_a_destructor", "forks_in_the_last_destructor", "forks_in_a_timers_destructor"]);
 }
+
+#[test]
+fn a_grandchild_that_is_forked_there_ends_too() {
+    end_well(&["forks_twice_in_the_last_destructor", "forks_twice_in_a_timers_destructor"]);
+}

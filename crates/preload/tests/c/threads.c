@@ -29,12 +29,14 @@ static void stop_as_a_stack_is_made(void (*handler)(int)) {
   CHECK(signal(SIGUSR1, handler) != SIG_ERR);
   stop_before(&map, 1, sends_it_a_signal);
 }
+static void ends_with(pid_t child, int code) {
+  int status = status_of(child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == code);
+}
 static void both_end_with(int code) {
   CHECK(forked != -1);
   if (!forked) exit(code);
-  int status = status_of(forked);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == code);
-  ends_well();
+  ends_with(forked, code), ends_well();
 }
 static void forks_as_one_begins(void) {
   pthread_t thread;
@@ -83,24 +85,41 @@ static void forks_before_it_runs(void) {
   both_end_with(0);
 }
 
-// A child that is forked as its thread ends goes on with the end: in the first round of destructors, and in the last, after ours.
+// A child that is forked as its thread ends goes on with the end: in the first round of destructors, and in the last, after ours. It may fork
+// there in its turn.
 static pthread_key_t forks_at_its_end;
+static volatile pid_t *grandchild;
 static void forks_then(void *left) {
   if (left != (void *)1) CHECK(!pthread_setspecific(forks_at_its_end, (char *)left - 1));
-  else forked = fork();
+  else if (!(forked = fork()) && grandchild) {
+    pid_t child = fork();
+    if (child) *grandchild = child;
+  }
 }
 static void *ends_in(void *rounds) {
   CHECK(!pthread_setspecific(forks_at_its_end, rounds));
   return 0;
 }
+static void all_end_well(void) {
+  ends_with(forked, 0);
+  if (grandchild) ends_with(*grandchild, 0);
+  ends_well();
+}
 static void forks_in_destructors_of(void *rounds) {
   pthread_t thread;
   CHECK(!pthread_key_create(&forks_at_its_end, forks_then));
   CHECK(!pthread_create(&thread, 0, ends_in, rounds) && !pthread_join(thread, 0));
-  both_end_with(0);
+  all_end_well();
 }
 static void forks_in_a_destructor(void) { forks_in_destructors_of((void *)1); }
 static void forks_in_the_last_destructor(void) { forks_in_destructors_of((void *)4); }
+// Who is to wait for the grandchild is this process, when the child has ended.
+static void and_so_does_the_child(void) {
+  CHECK(!prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0));
+  grandchild = mmap(0, P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(grandchild != MAP_FAILED);
+}
+static void forks_twice_in_the_last_destructor(void) { and_so_does_the_child(), forks_in_the_last_destructor(); }
 // The C library starts a timer's thread itself.
 static void ends_for_a_timer(union sigval round) { ends_in(round.sival_ptr); }
 static void forks_in_a_timers_destructor(void) {
@@ -110,8 +129,9 @@ static void forks_in_a_timers_destructor(void) {
   CHECK(!pthread_key_create(&forks_at_its_end, forks_then));
   CHECK(!timer_create(CLOCK_MONOTONIC, &by_a_thread, &timer) && !timer_settime(timer, 0, &once, 0));
   while (forked == -1) sched_yield();
-  both_end_with(0);
+  all_end_well();
 }
+static void forks_twice_in_a_timers_destructor(void) { and_so_does_the_child(), forks_in_a_timers_destructor(); }
 
 // The first thread ends, and is told to fork when it has been taken off the count. If it does, the child has that thread alone.
 static void until_the_first_has_ended(void) {
@@ -171,5 +191,6 @@ static void timers_alone(void) {
 static const struct one_case cases[] = {
   CASE(forks_as_one_begins), CASE(forks_as_one_begins_in_c11), CASE(forks_as_none_begins),
   CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits), CASE(timers_alone),
-  CASE(forks_in_a_destructor), CASE(forks_in_the_last_destructor), CASE(forks_in_a_timers_destructor)};
+  CASE(forks_in_a_destructor), CASE(forks_in_the_last_destructor), CASE(forks_in_a_timers_destructor),
+  CASE(forks_twice_in_the_last_destructor), CASE(forks_twice_in_a_timers_destructor)};
 int main(int argc, char **argv) { return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2; }
