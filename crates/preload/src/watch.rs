@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use selfpage::pthread;
-use selfpage_core::linux::{futex, thread};
+use selfpage_core::linux::{futex, signal, thread};
 
 use crate::sys::{self, Quiet, call};
 use crate::{filters, heap, process, record, threads};
@@ -72,8 +72,12 @@ pub fn tid() -> Option<u32> {
 }
 
 unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
-    heap::is_pager_from_now_on();
-    prepare();
+    // Where it ends the process in the first thread's stead, the program's own functions run here: in its directory, with its descriptors and
+    // its heap.
+    if !threads::first_may_end_unheard() {
+        heap::is_pager_from_now_on();
+        prepare();
+    }
     let is_only = TID.compare_exchange(0, thread::id(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
     futex::wake(&TID, 1);
     // SAFETY: c-library: the lock was set up before there was another thread.
@@ -97,12 +101,19 @@ fn prepare() {
     }
 }
 
-/// Ends the process as the kernel does when the last thread has ended: with what its first one ended with. The watch has no name of its own,
-/// and so the program's is on the record.
+/// Ends the process as the kernel does when the last thread has ended: with what its first one ended with; or as the C library does, where that
+/// has let it end unheard. The watch has no name of its own, and so the program's is on the record.
 fn end_as_first() -> ! {
-    record::end();
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let status: c_int = stat.split_whitespace().next_back().and_then(|code| code.parse().ok()).unwrap_or(0);
+    // Under a filter it may not have been the C library.
+    if status == 0 && threads::first_may_end_unheard() && !filters::are_set() {
+        // As a thread has them that is off the count.
+        signal::let_faults_in();
+        // SAFETY: c-library: as the C library does when the last thread has ended.
+        unsafe { libc::exit(0) };
+    }
+    record::end();
     let signal = status & 0x7f;
     if signal != 0 {
         // SAFETY: c-library, raw-call: no function of the program's is left to be called; the calls take plain numbers.

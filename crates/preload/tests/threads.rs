@@ -53,3 +53,8 @@ fn a_child_that_is_forked_as_its_thread_ends_ends_with_it() {
 fn a_grandchild_that_is_forked_there_ends_too() {
     end_well(&["forks_twice_in_the_last_destructor", "forks_twice_in_a_timers_destructor"]);
 }
+
+#[test]
+fn a_child_that_is_forked_there_ends_as_the_c_library_has_it() {
+    end_well(&["speaks_in_the_last_destructor"]);
+}

@@ -1,6 +1,7 @@
 // Programs whose threads begin and end at moments when few do: one case each.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -88,21 +89,22 @@ static void forks_before_it_runs(void) {
 // A child that is forked as its thread ends goes on with the end: in the first round of destructors, and in the last, after ours. It may fork
 // there in its turn.
 static pthread_key_t forks_at_its_end;
-static volatile pid_t *grandchild;
+static void (*also_in_the_child)(void);
 static void forks_then(void *left) {
   if (left != (void *)1) CHECK(!pthread_setspecific(forks_at_its_end, (char *)left - 1));
-  else if (!(forked = fork()) && grandchild) {
-    pid_t child = fork();
-    if (child) *grandchild = child;
-  }
+  else if (!(forked = fork()) && also_in_the_child) also_in_the_child();
 }
 static void *ends_in(void *rounds) {
   CHECK(!pthread_setspecific(forks_at_its_end, rounds));
   return 0;
 }
+static volatile pid_t *grandchild;
+static int said[2] = {-1, -1};
 static void all_end_well(void) {
+  char text[64] = "";
   ends_with(forked, 0);
   if (grandchild) ends_with(*grandchild, 0);
+  if (said[0] >= 0) CHECK(!close(said[1]) && read(said[0], text, sizeof text - 1) >= 0 && !strcmp(text, "by the thread\nat exit\n"));
   ends_well();
 }
 static void forks_in_destructors_of(void *rounds) {
@@ -113,13 +115,35 @@ static void forks_in_destructors_of(void *rounds) {
 }
 static void forks_in_a_destructor(void) { forks_in_destructors_of((void *)1); }
 static void forks_in_the_last_destructor(void) { forks_in_destructors_of((void *)4); }
+static void forks_again(void) {
+  pid_t child = fork();
+  if (child) *grandchild = child;
+}
 // Who is to wait for the grandchild is this process, when the child has ended.
 static void and_so_does_the_child(void) {
+  also_in_the_child = forks_again;
   CHECK(!prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0));
   grandchild = mmap(0, P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(grandchild != MAP_FAILED);
 }
 static void forks_twice_in_the_last_destructor(void) { and_so_does_the_child(), forks_in_the_last_destructor(); }
+// What it has in its streams is written as it ends, and its functions for that are called, in its directory and with its descriptors.
+static FILE *to_parent;
+static void speaks_at_exit(void) {
+  char where[64];
+  same(), fill();
+  CHECK(fcntl(said[1], F_GETFD) >= 0 && !getcwd(where, sizeof where) && errno == ENOENT && fputs("at exit\n", to_parent) >= 0);
+}
+static void speaks(void) {
+  to_parent = fdopen(said[1], "w");
+  CHECK(to_parent && !atexit(speaks_at_exit) && fputs("by the thread\n", to_parent) >= 0);
+}
+static void speaks_in_the_last_destructor(void) {
+  char place[] = "/var/tmp/selfpage-threads-XXXXXX";
+  CHECK(!pipe(said) && mkdtemp(place) && !chdir(place) && !rmdir(place)); // no other directory is this one
+  also_in_the_child = speaks;
+  forks_in_the_last_destructor();
+}
 // The C library starts a timer's thread itself.
 static void ends_for_a_timer(union sigval round) { ends_in(round.sival_ptr); }
 static void forks_in_a_timers_destructor(void) {
@@ -192,5 +216,6 @@ static const struct one_case cases[] = {
   CASE(forks_as_one_begins), CASE(forks_as_one_begins_in_c11), CASE(forks_as_none_begins),
   CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits), CASE(timers_alone),
   CASE(forks_in_a_destructor), CASE(forks_in_the_last_destructor), CASE(forks_in_a_timers_destructor),
-  CASE(forks_twice_in_the_last_destructor), CASE(forks_twice_in_a_timers_destructor)};
+  CASE(forks_twice_in_the_last_destructor), CASE(forks_twice_in_a_timers_destructor),
+  CASE(speaks_in_the_last_destructor)};
 int main(int argc, char **argv) { return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2; }
