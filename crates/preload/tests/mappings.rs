@@ -79,6 +79,7 @@ rows! {
 rows! {
     of "moves":
     smaller_on_the_way, not_managed_and_smaller_on_the_way, as_long_where_it_stays, out_to_a_free_place, out_untouched,
+    refused_by_a_driver_under_a_filter,
 }
 
 #[test]

@@ -168,22 +168,40 @@ pub(super) fn map_elsewhere(
     [_, len, prot, flags, file, offset]: [usize; 6],
     page_bytes: Option<usize>,
 ) -> Result<usize, Errno> {
-    let flags = flags & !(libc::MAP_FIXED as usize);
+    let args = [0, len, prot, flags & !(libc::MAP_FIXED as usize), file, offset];
     // SAFETY: raw-call: a new mapping replaces nothing.
-    let map = |at, more| kernel(unsafe { call(libc::SYS_mmap, [at, len, prot, flags | more as usize, file, offset]) });
-    if page_bytes.is_some() {
-        return map(0, 0);
+    let map = || kernel(unsafe { call(libc::SYS_mmap, args) });
+    if page_bytes.is_none() {
+        // Never at a place of ours: where a file's driver refuses, the kernel leaves a hole, which may be another thread's by then.
+        unmap_small_pages(map()?, len)?;
     }
-    // Huge ones, of which whole ones would replace more than was asked for, cannot be mapped where none begins.
-    let whole = len.checked_add(2 * PAGE).ok_or(libc::ENOMEM)? & !(PAGE - 1);
-    let free = sys::reserve(whole).ok_or(libc::ENOMEM)?;
-    let at = if free.is_multiple_of(USUAL) { free + PAGE } else { free };
-    let mapped = map(at, libc::MAP_FIXED);
-    let there = mapped.map_or(at..at, |_| at..at + len.next_multiple_of(PAGE));
-    for rest in [free..there.start, there.end..free + whole].iter().filter(|rest| !rest.is_empty()) {
-        unmap_elsewhere(rest.start, rest.len());
+    map()
+}
+
+/// Ends what was mapped, and says whether its pages are such as everybody has: of huge ones whole ones would replace more than was asked for.
+fn unmap_small_pages(start: usize, len: usize) -> Result<(), Errno> {
+    let unmap = |start, len| {
+        // SAFETY: raw-call: nobody was told of the mapping.
+        kernel(unsafe { call(libc::SYS_munmap, [start, len, 0, 0, 0, 0]) })
+    };
+    let len = len.next_multiple_of(PAGE);
+    let before_last = len - PAGE;
+    // The kernel divides no page.
+    match unmap(start + before_last, PAGE) {
+        Ok(_) => {
+            // The place of that one may be another thread's by now.
+            unmap_elsewhere(start, before_last);
+            Ok(())
+        }
+        Err(why) => {
+            let mut page_bytes = PAGE;
+            // The mapping ends with a page, as long as that may be.
+            while unmap(start, len.next_multiple_of(page_bytes)) == Err(libc::EINVAL) && page_bytes < ASIDE {
+                page_bytes *= 2;
+            }
+            Err(why)
+        }
     }
-    mapped
 }
 
 /// Ends what was mapped at some other place for a call that failed.

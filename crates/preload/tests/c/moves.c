@@ -1,5 +1,6 @@
 // Moves that become smaller on the way, and moves to places outside of managed memory. With -DRAW the calls are made by number.
 #include "mappings.h"
+#include <pthread.h>
 #include <stddef.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -153,7 +154,28 @@ static void executed_under(unsigned action) { // who asks gets no answer
 }
 static void huge_files_over_under_a_filter_from_before(void) { executed_under(SECCOMP_RET_ERRNO | EPERM); }
 static void huge_files_over_under_a_filter_that_says_nothing(void) { executed_under(SECCOMP_RET_ERRNO | 0); }
-static struct row rows[] = {{"huge_pages_over", huge_pages_over}, {"huge_files_over_under_a_filter", huge_files_over_under_a_filter}, {"huge_files_over_unasked", huge_files_over_unasked},
+// What the driver of a file refuses leaves what is there, and what other threads map meanwhile.
+static volatile int is_over;
+static void *maps_as_much(void *of) {
+  while (!is_over) {
+    char *p = place(64 * MIB);
+    CHECK(!writes(p) && !writes(p + 64 * MIB - P) && !munmap(p, 64 * MIB));
+  }
+  return of;
+}
+static void refused_by_a_driver_under_a_filter(void) {
+  const int file = open("/proc/cpuinfo", O_RDONLY);
+  char *p = full(8 * MIB), *over = map(64 * MIB, 3);
+  pthread_t other;
+  allow_all();
+  CHECK(file >= 0 && !pthread_create(&other, 0, maps_as_much, 0));
+  for (int i = 0; i < 20000; i++) CHECK(mmap(over, 64 * MIB, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED && errno == EIO);
+  CHECK(mmap(p + MIB, MIB, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED && errno == EIO);
+  is_over = 1;
+  CHECK(!pthread_join(other, 0) && !munmap(over, 64 * MIB));
+  same(p, 0, 8 * MIB);
+}
+static struct row rows[] = {{"refused_by_a_driver_under_a_filter", refused_by_a_driver_under_a_filter}, {"huge_pages_over", huge_pages_over}, {"huge_files_over_under_a_filter", huge_files_over_under_a_filter}, {"huge_files_over_unasked", huge_files_over_unasked},
   {"huge_files_over_under_a_filter_from_before", huge_files_over_under_a_filter_from_before},
   {"huge_files_over_under_a_filter_that_says_nothing", huge_files_over_under_a_filter_that_says_nothing},
   {"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
