@@ -12,7 +12,7 @@ use selfpage::pthread;
 use selfpage_core::linux::{futex, signal, thread};
 
 use crate::sys::{self, Quiet, call};
-use crate::{filters, heap, process, record, threads};
+use crate::{filters, heap, managed, process, record, threads};
 
 /// How often it looks once the first thread has ended and others run. So does the last thread that is counted.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -92,6 +92,11 @@ unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
 
 /// What is to be done before the program goes on.
 fn prepare() {
+    // A program may close all that it has not opened, and would close what is opened here. Pager threads have made such calls already, under the
+    // same filters.
+    if managed::get().is_some() {
+        let _ = thread::leave_descriptors();
+    }
     // /proc must be within reach even where the program changes its root later. A child of a filtered process may not ask.
     // SAFETY: raw-call: the string ends with NUL.
     unsafe {

@@ -122,10 +122,18 @@ fn case_in_a_container(name: &str) -> Option<Ran> {
 
 #[test]
 fn a_process_ends_whose_last_thread_a_filter_of_its_container_kills() {
-    for (name, status) in [("ask", SIGSYS), ("child_asks", 8)] {
+    for (name, status, processes) in [("ask", SIGSYS, 1), ("child_asks", 8, 2)] {
         let Some(ran) = case_in_a_container(name) else { return };
         assert_eq!((ran.code(), ran.text(), ran.errors()), (status, "ok\n".into(), String::new()), "{name}");
+        assert_eq!(evictions(&ran).len(), processes, "{name}: {}", ran.stats);
     }
+}
+
+#[test]
+fn what_looks_for_the_last_thread_has_no_part_in_the_programs_descriptors() {
+    let Some(ran) = case_in_a_container("closes_all_after_main") else { return };
+    assert_eq!((ran.code(), ran.text(), ran.errors()), (8, "ok\n".into(), String::new()));
+    ends("closes_all_in_a_child", 8);
 }
 
 #[test]

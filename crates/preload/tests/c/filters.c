@@ -14,6 +14,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <ucontext.h>
@@ -438,6 +439,38 @@ static void forked_where_threads_are_killed(void) {
   work(), say_ok(), _exit(8);
 }
 
+// The first thread has ended, and another closes all that it has not opened: nothing of it is ours, and nobody else closes what it opens.
+static void *closes_all(void *of) {
+  for (time_t until = time(0) + 4; time(0) < until; ) {
+    CHECK(!syscall(SYS_close_range, 3, ~0u, 0));
+    int own = open(self, O_RDONLY | O_CLOEXEC);
+    for (int i = 0; i < 10; i++) CHECK(own == 3 && fcntl(own, F_GETFD) == FD_CLOEXEC);
+    CHECK(!close(own));
+  }
+  work(), say_ok(), exit(8);
+  return of;
+}
+static void *sees_no_directory(void *of) {
+  for (int i = 3;; i = i < 5 ? i + 1 : 3) {
+    struct stat about;
+    CHECK(fstat(i, &about) || !S_ISDIR(about.st_mode));
+  }
+  return of;
+}
+static void closes_all_after_main(void) {
+  pthread_t thread;
+  for (int i = 0; i < 3; i++) CHECK(!pthread_create(&thread, 0, sees_no_directory, 0));
+  CHECK(!pthread_create(&thread, 0, closes_all, 0));
+  pthread_exit(0);
+}
+static void closes_all_in_a_child(void) {
+  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  pid_t child = fork();
+  if (!child) closes_all_after_main();
+  int status = status_of(child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 8);
+  _exit(8);
+}
 static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
@@ -446,7 +479,8 @@ static const struct one_case cases[] = {
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),
   CASE(killed_and_forked_just_before), CASE(killed_and_forked_as_its_watch_begins), CASE(forks_as_its_watch_begins),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics), CASE(holds_for_managed_memory),
-  CASE(killed_for_managed_memory), CASE(trapped), CASE(executed_to_be_trapped), CASE(executes_as_one_fails), CASE(exits_as_one_fails), CASE(for_all_but_one)};
+  CASE(killed_for_managed_memory), CASE(trapped), CASE(executed_to_be_trapped), CASE(executes_as_one_fails), CASE(exits_as_one_fails), CASE(for_all_but_one),
+  CASE(closes_all_after_main), CASE(closes_all_in_a_child)};
 int main(int argc, char **argv) {
   self = argv[0];
   if (argc > 2) { // a command, under a filter that is not its own
