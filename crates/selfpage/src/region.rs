@@ -179,8 +179,9 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// The file cannot be opened, is not a regular one, or is empty; the offset is not a page's, or not below 16 TiB; or the file is shorter than
-    /// asked for. To be written, it takes no shared mappings ([`Kind::Unsupported`]): its file system has none, or it is sealed. Pages of it are
-    /// another region's of this process, and one of the two may be written ([`Kind::Held`]). Else as for [`Builder::zero`].
+    /// asked for. To be written, it takes no shared mappings of single pages ([`Kind::Unsupported`]): its file system has none, or it is
+    /// sealed. Pages of it are another region's of this process, and one of the two may be written ([`Kind::Held`]). Else as for
+    /// [`Builder::zero`].
     pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, access: FileAccess) -> Result<Region> {
         let opened = Opened::new(path.as_ref(), offset_bytes, access)?;
         if self.len_bytes == 0 {

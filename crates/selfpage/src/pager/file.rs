@@ -114,8 +114,8 @@ impl Opened {
         let rights = if access == FileAccess::ReadWrite { page_cache::WRITING } else { ProtFlags::READ };
         let takes_mappings = page_cache::takes_mappings(&buffered, rights);
         if access == FileAccess::ReadWrite && !takes_mappings {
-            let cause = "it takes no shared mappings (its file system has none, or it is sealed), by which changed pages are saved where its lock \
-                         is taken; open it with FileAccess::Read, or copy it to another file system";
+            let cause = "it takes no shared mappings of single pages (its file system has none, or it is sealed), by which changed pages are \
+                         saved where its lock is taken; open it with FileAccess::Read, or copy it to another file system";
             return Err(Error::new(Kind::Unsupported, "map", object, cause));
         }
         // Without mappings there is no other way.

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -356,6 +356,30 @@ fn written_into_its_own_file_while_others_change_everything() {
         })
         .well();
     }
+}
+
+/// Of such a file no single page can be mapped. A hole in it is read without there being any huge page.
+#[test]
+fn a_file_of_huge_pages_is_read_and_not_written() {
+    in_child(here!(), "", || {
+        // SAFETY: test: a name that ends, and a descriptor that nobody else has.
+        let file = unsafe {
+            match libc::memfd_create(c"huge".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_HUGETLB) {
+                -1 => return crate::skip::skip("hugetlb", "this kernel has no files of huge pages (CONFIG_HUGETLBFS)"),
+                number => File::from_raw_fd(number),
+            }
+        };
+        file.set_len(4 << 20).unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        for (trap, _) in TRAPS {
+            let region = domain.region(0).trap(trap).file(&path, 0, FileAccess::Read).unwrap();
+            assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 0));
+        }
+        let refused = domain.region(0).file(&path, 0, FileAccess::ReadWrite).map(drop).unwrap_err();
+        assert!(refused.kind() == Kind::Unsupported && refused.to_string().contains("FileAccess::Read"), "{refused}");
+    })
+    .well();
 }
 
 /// Says that a page is wanted, which comes once the test has seen enough.

@@ -47,8 +47,12 @@ impl ReadLock {
 }
 
 /// Whether the file system of this file, opened for what the mapping is to be for, lets it be mapped so: FUSE with `direct_io`, 9p without a
-/// cache, and, to write, files sealed against that do not.
+/// cache, files of huge pages, and, to write, files sealed against that do not.
 pub fn takes_mappings(file: impl AsFd, rights: ProtFlags) -> bool {
+    // A huge page is mapped whole, also where less is asked for, and no part of it is unmapped.
+    if fstatfs(&file).is_ok_and(|about| about.f_type == libc::HUGETLBFS_MAGIC) {
+        return false;
+    }
     match Window::over(file, 0, PAGE_BYTES, rights) {
         Err(PagerError::Io(errno)) => says_nothing_of_the_file(errno),
         _ => true,
