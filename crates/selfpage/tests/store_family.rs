@@ -1,7 +1,7 @@
 //! Parents and forked children on one store, and what is left of a child that is killed.
 
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -160,6 +160,30 @@ fn dead_children() {
     children.into_iter().for_each(kill);
     let most = claim_all(&store, CHILDREN * EACH - 1000);
     assert!(most < CHILDREN * EACH + 3000, "blok {most} is in use");
+}
+
+/// Nothing is claimed meanwhile, which would look for them.
+fn dead_children_are_forgotten_at_a_fork() {
+    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 1 << 30).unwrap();
+    let (first, len) = store.claim(512).unwrap();
+    let (live, lives) = pipe().unwrap();
+    let children: Vec<Pid> = (0..50)
+        .map(|_| {
+            fork(&store, || {
+                // Until the parent closes its end.
+                // SAFETY: fork-quiet: the child's own, which it does not use.
+                drop(unsafe { OwnedFd::from_raw_fd(lives.as_raw_fd()) });
+                assert_eq!(rustix::io::read(&live, &mut [0; 1]).unwrap(), 0);
+            })
+        })
+        .collect();
+    drop(lives);
+    children.into_iter().for_each(|child| assert_eq!(wait_for(child), Some(0)));
+    store.release(first, len);
+    assert_eq!(store.taken_bloks(), 512);
+    let child = fork(&store, || ());
+    assert_eq!(wait_for(child), Some(0));
+    assert_eq!(store.taken_bloks(), 0, "children that have ended hold it");
 }
 
 /// A grandchild outlives its parent, and the store is still the family's.
@@ -334,6 +358,7 @@ fn families() {
     a_child_that_drops_its_store(IoChoice::Auto);
     a_child_that_drops_its_store(IoChoice::Pool);
     dead_children();
+    dead_children_are_forgotten_at_a_fork();
     orphans();
     killed_at_any_instant();
     closed_by_the_program();

@@ -40,7 +40,7 @@ const LOCKS_FROM: u64 = 1 << 40;
 /// Holds pages in a file, past the kernel's page cache where the file system lets it.
 ///
 /// Parent and forked children share the file, see [`BackingStore`]. Each holds a lock that the kernel drops when it ends,
-/// whatever ends it; what a dead one held is given back when the file grows, or has no room.
+/// whatever ends it; what a dead one held is given back at the next fork, and when the file grows, or has no room.
 pub struct FileStore {
     object: String,
     file: Descriptor,
@@ -238,7 +238,8 @@ impl FileStore {
         self
     }
 
-    /// Gives back what processes of the family held that have ended.
+    /// Gives back what processes of the family held that have ended. On a thread that has not the store's descriptor, nothing: since a region
+    /// uses the store, no thread of the program's has it with [`DescriptorTable::Private`](crate::DescriptorTable::Private).
     ///
     /// # Context
     /// PagerThread or Normal.
@@ -251,20 +252,25 @@ impl FileStore {
         if self.reclaiming.swap(true, Ordering::Acquire) {
             return;
         }
+        self.forget_dead(&self.file);
+        self.reclaiming.store(false, Ordering::Release);
+    }
+
+    /// Forgets the other members whose lock is nobody's, which is asked of `file`.
+    fn forget_dead(&self, file: &Descriptor) {
         // The highest first: below it there are fewer to look at, for whoever looks at all.
         for member in self.bloks.others().rev() {
             let byte = LOCKS_FROM + member as u64;
             // A lock on another file, at our number, would say nothing, and be in that file's way.
-            if self.file.is_ours()
-                && let Ok(true) = lock(self.file.borrow(), byte, 1)
+            if file.is_ours()
+                && let Ok(true) = lock(file.borrow(), byte, 1)
             {
-                if self.file.is_ours() {
+                if file.is_ours() {
                     self.bloks.forget(member);
                 }
-                let _ = unlock(self.file.borrow(), byte, 1);
+                let _ = unlock(file.borrow(), byte, 1);
             }
         }
-        self.reclaiming.store(false, Ordering::Release);
     }
 }
 
@@ -370,6 +376,8 @@ impl BackingStore for FileStore {
             return Err(self.ancestors());
         }
         let file = self.reopened(table_of)?;
+        // Each has memory, and each claim looks at them all. This thread need not have any other descriptor of the file.
+        self.forget_dead(&file);
         // The child's lock is held from now on, first by us: it never looks dead before it has lived.
         let locked = |member: u32| match lock(file.borrow(), LOCKS_FROM + member as u64, 1) {
             Ok(false) => None,

@@ -243,6 +243,25 @@ fn a_family_that_is_full_says_so_before_a_fork() {
     store.check_fork(this).unwrap();
 }
 
+#[test]
+fn members_that_have_ended_are_none_from_the_next_fork_on() {
+    let store = FileStore::unnamed_in(dir().path(), 1 << 20).unwrap();
+    let this = rustix::thread::gettid().as_raw_nonzero().get();
+    // As long as its lock is there, a child lives.
+    let child = || {
+        store.before_fork(this).unwrap();
+        store.child.lock().unwrap().take().unwrap()
+    };
+    let mut children = [(); 50].map(|()| Some(child()));
+    assert_eq!(store.bloks.others().count(), 50);
+    children[..49].fill_with(|| None);
+    let next = child();
+    assert_eq!((next.member, store.bloks.others().count()), (1, 50));
+    drop((children, next));
+    assert_eq!(child().member, 1);
+    assert_eq!(store.bloks.others().count(), 1);
+}
+
 #[allow(unsafe_code)]
 fn own_descriptor_table() {
     // SAFETY: fd-number: this thread only opens and closes descriptors of its own from here on.
