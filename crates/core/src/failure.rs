@@ -14,7 +14,7 @@ const EFBIG: i32 = 27;
 const ENOSYS: i32 = 38;
 
 /// What files are read and written by.
-const IO: &str = "pread64, pwrite64, preadv, pwritev or io_uring_enter";
+const IO: &str = "pread64, pwrite64, preadv, pwritev, preadv2, pwritev2, process_vm_readv, process_vm_writev, mmap or io_uring_enter";
 
 impl Error for Failure {}
 impl Error for Shortage {}
@@ -101,6 +101,8 @@ mod tests {
         let said = PagerError::Io(1).to_string();
         assert!(said.contains("EPERM") && said.contains("seccomp") && said.contains("preadv"), "{said}");
         assert!(said.contains("of the program's own"), "{said}");
+        // Saves to files past their lock.
+        assert!(said.contains("pwritev2") && said.contains("process_vm_writev"), "{said}");
         assert_eq!(PagerError::Io(133).to_string(), "the pager failed with errno 133");
         let unsaved = Failure::Shortage(Shortage::Unsaved(PagerError::Full));
         assert_eq!(unsaved.to_string(), "no frame, because pages cannot be saved: the store is full (ENOSPC)");

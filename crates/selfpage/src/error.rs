@@ -313,7 +313,7 @@ pub(crate) fn end_of_name(name: &str) -> &str {
 pub(crate) fn tell_of_signal(signal: &str, name: &str, start: usize, offset_bytes: usize, why: impl fmt::Display) {
     let name = end_of_name(name);
     let space = if name.is_empty() { "" } else { " " };
-    let mut line = arrayvec::ArrayString::<512>::new();
+    let mut line = arrayvec::ArrayString::<640>::new();
     let _ = writeln!(line, "selfpage: {signal}: region {name}{space}at {start:#x}, offset {offset_bytes}: {why}");
     die::tell(&[&line]);
 }

@@ -210,6 +210,18 @@ pub fn own_to_read(addr: usize) -> Result<u8, Errno> {
     unsafe { call(raw::__NR_process_vm_readv, [super::thread::id() as usize, to, 1, from, 1, 0]) }.map(|_| byte)
 }
 
+/// Has the kernel write `byte` to a variable of this process as if it were another's.
+///
+/// # Errors
+/// What process_vm_writev(2) says.
+pub fn write_own(byte: u8, variable: &mut u8) -> Result<(), Errno> {
+    let from = raw::iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: 1 };
+    let to = raw::iovec { iov_base: (&raw mut *variable).cast(), iov_len: 1 };
+    let (from, to) = (&raw const from as usize, &raw const to as usize);
+    // SAFETY: syscall-contract: one byte is written, to a variable that is borrowed for it.
+    unsafe { call(raw::__NR_process_vm_writev, [super::thread::id() as usize, from, 1, to, 1, 0]) }.map(drop)
+}
+
 /// Gives the kernel `advice` on a range.
 ///
 /// # Errors

@@ -414,6 +414,16 @@ pub fn reads_itself() -> Answer {
     expect(memory::own_to_read((&raw const byte) as usize)? == MARK)
 }
 
+/// Whether this process may have its own memory written by the kernel as another's (process_vm_writev(2)).
+///
+/// # Errors
+/// [`Shortfall`].
+pub fn writes_itself() -> Answer {
+    let mut byte = 0;
+    memory::write_own(MARK, &mut byte)?;
+    expect(byte == MARK)
+}
+
 /// Whether a range can be kept free of huge pages.
 ///
 /// # Errors

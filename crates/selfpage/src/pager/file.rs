@@ -273,7 +273,7 @@ impl File {
 
     /// Reads past the page cache unless that would have to wait for the file's lock, which a thread may hold that waits for
     /// this page. Where a read through the cache may take it too, it does not wait either; then that is left to a mapping of the file, and in a
-    /// trap to a pager thread. `there`: how much of it the file has.
+    /// trap to a pager thread. Only where there can be no mapping does it wait. `there`: how much of it the file has.
     fn read_vectors(
         &self,
         context: Context,
@@ -293,12 +293,16 @@ impl File {
             return Ok(read);
         }
         if self.read_lock == ReadLock::All {
-            let read = preadv2(self.buffered.borrow(), slices, offset, ReadWriteFlags::NOWAIT);
-            return match read {
-                Ok(read) if read as u64 >= there && is_of(&self.buffered) => Ok(read),
-                _ if context == Context::Trap => Err(PagerError::WrongContext),
-                _ => page_cache::read(self.buffered.borrow(), offset, slices),
-            };
+            match preadv2(self.buffered.borrow(), slices, offset, ReadWriteFlags::NOWAIT) {
+                Ok(read) if read as u64 >= there && is_of(&self.buffered) => return Ok(read),
+                _ if context == Context::Trap => return Err(PagerError::WrongContext),
+                _ => {}
+            }
+            match page_cache::read(self.buffered.borrow(), offset, slices) {
+                // What is left waits for the lock, and hardly anybody has that.
+                Err(error) if page_cache::is_refusal(error) => {}
+                read => return read,
+            }
         }
         loop {
             match preadv(self.buffered.borrow(), slices, offset) {

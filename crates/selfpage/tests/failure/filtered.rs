@@ -2,9 +2,12 @@
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{Answer, Domain, MemoryFault, Protection, Region, Trap};
+use selfpage::{Answer, Domain, FileAccess, MemoryFault, Protection, Region, Trap};
 
 use crate::filter::Call;
+use crate::formatted::Kind as FileSystem;
+use crate::locked_file::on_ramfs;
+use crate::own_file::{numbered as numbered_file, on};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
 
@@ -50,7 +53,8 @@ fn a_filter_that_forbids_what_a_store_reads_and_writes_by() {
         in_child(here!(), name, || {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let store = FileStore::unnamed_in("/var/tmp", 1 << 20).unwrap();
-            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").stored(store).unwrap();
+            // The longest that the line has room for, and more.
+            let mut region = domain.region(4 * FRAMES * PAGE).name(&"heap".repeat(60)).stored(store).unwrap();
             if name == "read" {
                 number_pages(&mut region);
             }
@@ -61,7 +65,31 @@ fn a_filter_that_forbids_what_a_store_reads_and_writes_by() {
             number_pages(&mut region);
             check_pages(&region, 0..pages(&region));
         })
-        .by(libc::SIGBUS, &["heap", "EPERM", "seccomp"]);
+        .by(libc::SIGBUS, &["heap", "EPERM", "seccomp", "process_vm_readv", "allow them\n"]);
+    }
+}
+
+/// They are only wanted where somebody might hold the lock.
+#[test]
+fn a_filter_that_forbids_what_files_are_read_by_past_their_lock() {
+    for (trap, name) in TRAPS {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            for disk in ["ramfs", "xfs"] {
+                in_child(here!(), &format!("{name} {disk} {errno}"), || {
+                    let dir = if disk == "ramfs" { on_ramfs() } else { on(FileSystem::Xfs) };
+                    let Some(dir) = dir else { return };
+                    let path = numbered_file(&dir, 4 * FRAMES);
+                    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                    let region = domain.region(0).trap(trap).file(&path, 0, FileAccess::Read).unwrap();
+                    Call::any(libc::SYS_process_vm_readv).fails_everywhere(errno).unwrap();
+                    limit_time();
+                    for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
+                        assert_eq!((page[0], page[511]), (index as u64 + 1, index as u64 + 1));
+                    }
+                })
+                .well();
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
 use selfpage::{Domain, FileAccess, Kind, Region, Trap};
 
-use crate::formatted::Kind as FileSystem;
+use crate::formatted::{Kind as FileSystem, done};
 use crate::own_file::{FILE_SYSTEMS, FRAMES, Later, TRAPS, numbered, on, write_own};
 use crate::scenario::{PAGE, here, in_child, is_at, own_number, until};
 
@@ -148,6 +148,43 @@ fn a_save_that_finds_no_room_says_so_while_somebody_writes_to_the_file() {
                 let refused = region.flush(0, region.len_bytes()).unwrap_err();
                 assert_eq!(refused.kind(), Kind::OutOfSpace, "{refused}");
             });
+        })
+        .well();
+    }
+}
+
+/// A directory on a ramfs, which knows no read that does not wait: every page comes by way of a mapping. `None`: it takes root, and that is said.
+pub fn on_ramfs() -> Option<tempfile::TempDir> {
+    // The parent takes it away: here the ramfs is in it.
+    let around = tempfile::tempdir().unwrap().keep();
+    let is_there = crate::disk::mount(&around, 1 << 20).is_ok()
+        && done("mount", &["-tramfs".as_ref(), "ramfs".as_ref(), around.as_os_str()]);
+    if !is_there {
+        crate::skip::skip("mount", "there is no ramfs: run as root");
+    }
+    is_there.then(|| tempfile::tempdir_in(around).unwrap())
+}
+
+#[test]
+fn pages_come_and_go_where_no_read_can_be_told_not_to_wait() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let Some(dir) = on_ramfs() else { return };
+            let path = numbered(&dir, 4 * FRAMES);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
+            for round in 0..2 {
+                for (index, page) in region.as_mut_slice::<[u64; 512]>().iter_mut().enumerate() {
+                    assert_eq!((page[0], page[511]), (index as u64 + 1, index as u64 + 1 + round));
+                    page[511] += 1;
+                }
+            }
+            region.flush(0, region.len_bytes()).unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(bytes.len(), region.len_bytes());
+            for (index, page) in bytes.chunks(PAGE).enumerate() {
+                assert_eq!(page[PAGE - 8..], (index as u64 + 3).to_le_bytes());
+            }
         })
         .well();
     }

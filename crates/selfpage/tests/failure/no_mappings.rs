@@ -3,9 +3,11 @@
 use std::ptr;
 
 use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights, mechanism};
-use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Trap};
+use selfpage::{Answer, Domain, FileAccess, Kind, MemoryFault, Protection, Trap};
 
 use crate::filter::Call;
+use crate::locked_file::on_ramfs;
+use crate::own_file::numbered;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
 use crate::skip::skip;
 
@@ -64,6 +66,26 @@ fn regions_are_made_and_used_where_few_mappings_are_left() {
         check_pages(&handled, 0..4);
     })
     .well();
+}
+
+/// Where each comes by a mapping, it comes without one.
+#[test]
+fn pages_of_a_file_come_where_no_mappings_are_left() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        in_child(here!(), &format!("{trap:?}"), || {
+            let Some(dir) = on_ramfs() else { return };
+            let path = numbered(&dir, 4 * FRAMES);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = domain.region(0).trap(trap).file(&path, 0, FileAccess::Read).unwrap();
+            if !use_up_mappings(0) {
+                return;
+            }
+            for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
+                assert_eq!(page[511], index as u64 + 1);
+            }
+        })
+        .well();
+    }
 }
 
 #[test]

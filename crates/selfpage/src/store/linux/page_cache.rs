@@ -64,6 +64,11 @@ const fn says_nothing_of_the_file(errno: i32) -> bool {
     matches!(errno, libc::ENOMEM | libc::EAGAIN)
 }
 
+/// Whether it is no failure of the file's: this process may not map it, or not read so.
+pub const fn is_refusal(error: PagerError) -> bool {
+    matches!(error, PagerError::Io(errno) if says_nothing_of_the_file(errno) || matches!(errno, libc::EPERM | libc::ENOSYS))
+}
+
 /// Reads what the file has from `offset` on, which is a page's, into neighbouring pages, and says how many bytes that are.
 ///
 /// # Context
