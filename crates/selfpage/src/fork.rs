@@ -170,7 +170,7 @@ extern "C" fn child() {
     IS_CHILD.store(true, Ordering::Relaxed);
     lineage::go_on(pause.lineage);
     // The regions that a child does not get leave it.
-    pause.taken.forget_files();
+    drop(pause.taken);
     thread::forget_all();
     forget_numbers();
     upcall::forget_users();

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::FileAccess;
 use crate::error::{Error, Kind, Result};
+use crate::fork::lineage::Process;
 use crate::region::Bound;
 use crate::undisturbed::{self, Locked};
 
@@ -25,6 +26,8 @@ pub(super) struct Taken {
     /// The region itself, where it is tracked.
     tracked: Weak<Bound>,
     part: Option<FilePart>,
+    /// Whose region it is: a child has a copy of this, and its parent's regions write no more to their files there.
+    process: Process,
 }
 
 /// Whole pages of a file that are a region.
@@ -47,31 +50,24 @@ impl FilePart {
 
 /// That the addresses stay as they are noted.
 pub(crate) struct Held {
-    taken: Locked<'static, BTreeMap<usize, Taken>>,
-}
-
-impl Held {
-    /// In a forked child: its regions write no more to their files.
-    pub(crate) fn forget_files(mut self) {
-        for part in self.taken.values_mut().filter_map(|taken| taken.part.as_mut()) {
-            part.bytes = 0..0;
-        }
-    }
+    _taken: Locked<'static, BTreeMap<usize, Taken>>,
 }
 
 /// For a fork, before it holds policies and gates: whoever has these may touch an absent page as it allocates.
 pub(crate) fn hold() -> Held {
-    Held { taken: undisturbed::lock(&TAKEN) }
+    Held { _taken: undisturbed::lock(&TAKEN) }
 }
 
 /// They are this region's from now on, and so is its part of a file.
 ///
 /// # Errors
-/// Another region has pages of that, and one of the two may be written.
+/// Another region of this process has pages of that, and one of the two may be written. Or this process cannot be told from its parent.
 pub(crate) fn insert(bound: &Arc<Bound>, part: Option<&FilePart>) -> Result<()> {
+    let process = Process::this()?;
     let mut taken = undisturbed::lock(&TAKEN);
-    let is_disturbed =
-        |other: &&Taken| matches!((part, &other.part), (Some(part), Some(other)) if part.disturbs(other));
+    let is_disturbed = |other: &&Taken| {
+        other.process == process && matches!((part, &other.part), (Some(part), Some(other)) if part.disturbs(other))
+    };
     if let (Some(part), Some(other)) = (part, taken.values().find(is_disturbed)) {
         let Range { start, end } = other.part.as_ref().map_or(0..0, |part| part.bytes.clone());
         let cause = format!(
@@ -82,7 +78,7 @@ pub(crate) fn insert(bound: &Arc<Bound>, part: Option<&FilePart>) -> Result<()> 
     }
     let tracked = if bound.core().trap.is_tracked() { Arc::downgrade(bound) } else { Weak::new() };
     let addresses = bound.addresses();
-    taken.insert(addresses.start, Taken { addresses, name: bound.name.clone(), tracked, part: part.cloned() });
+    taken.insert(addresses.start, Taken { addresses, name: bound.name.clone(), tracked, part: part.cloned(), process });
     Ok(())
 }
 

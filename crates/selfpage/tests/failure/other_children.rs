@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 
 use selfpage::snapshot::Snapshots;
-use selfpage::{Domain, Kind, Region};
+use selfpage::{Domain, FileAccess, Kind, Region};
 
 use crate::child::{bare, fork, say};
 use crate::scenario::{PAGE, here, in_child, number_pages};
@@ -54,6 +54,26 @@ fn a_bare_clones_child_has_a_domain_of_its_own_and_forks_with_it() {
             is_there() && lacks() && fork(|| is_there() && lacks()).wait() == 0
         });
         assert_eq!(child.unwrap().wait(), 0);
+    })
+    .well();
+}
+
+/// Of its parent's regions it has none, and cannot drop them. Its own are told apart.
+#[test]
+fn a_bare_clones_child_has_a_file_that_is_its_parents_region() {
+    in_child(here!(), "", || {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.as_file().set_len((PAGES * PAGE) as u64).unwrap();
+        let writes = |domain: &Domain| domain.region(0).file(file.path(), 0, FileAccess::ReadWrite);
+        let (domain, _region) = domain();
+        let _parents = writes(&domain).unwrap();
+        let child = bare(0, || {
+            let (domain, _own) = self::domain();
+            let first = writes(&domain).inspect_err(|why| say(&why.to_string()));
+            first.is_ok() && writes(&domain).is_err_and(|why| why.kind() == Kind::Held)
+        });
+        assert_eq!(child.unwrap().wait(), 0);
+        assert_eq!(writes(&domain).unwrap_err().kind(), Kind::Held);
     })
     .well();
 }
