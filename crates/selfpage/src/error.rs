@@ -25,7 +25,8 @@ pub enum Kind {
     /// Not enough frames, addresses or store: ask for less, or give more.
     OutOfSpace,
     /// Somebody holds what is wanted; the message says what lets go of it. Pages: unpin some, or give the region a store (a region
-    /// that is zero at first has none to be flushed to). A region: its clone lacks pages still. A domain has its one
+    /// that is zero at first has none to be flushed to). Pages of a file: another region has them, and one of the two may be written; drop
+    /// that one. A region: its clone lacks pages still. A domain has its one
     /// [`Snapshots`](crate::snapshot::Snapshots) already, or another has the lock of a snapshot's file. Threads are in other protection
     /// domains.
     Held,
