@@ -96,6 +96,7 @@ impl FileStore {
         has_name(path)?;
         let count = blok_count(&object, capacity_bytes)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let is_new = matches!(stat(path), Err(Errno::NOENT));
         let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(MODE)).map_err(|errno| {
             // Of a link it is the directory of what it names that is missing.
             let dir = if path.is_symlink() { path } else { directory_of(path) };
@@ -126,10 +127,15 @@ impl FileStore {
             return Err(StoreError { object, cause, remedy });
         }
         if kind == FileType::RegularFile {
-            make_private(&file).map_err(|cause| StoreError {
-                object: object.clone(),
-                cause,
-                remedy: "remove it, or name another: others may read what it is to hold",
+            make_private(&file).map_err(|cause| {
+                let remedy = if is_new {
+                    // What a link names, and not the link.
+                    let _ = path.canonicalize().and_then(|made| Ok(unlink(&made)?));
+                    "name a place on a file system with owners and modes: others may read what it is to hold"
+                } else {
+                    "remove it, or name another: others may read what it is to hold"
+                };
+                StoreError { object: object.clone(), cause, remedy }
             })?;
             // What an earlier run has left would take its space beside what is saved.
             ftruncate(&file, 0).map_err(refused(&object))?;

@@ -1,7 +1,9 @@
 //! Sizes and names that make no sense: one clear line, and nothing started.
 
 use std::ffi::CString;
+use std::fs::Permissions;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +13,9 @@ use selfpage::protection::Memory;
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Error, FileAccess, Kind, Protection, Region, Trap};
 
+use crate::filter::Call;
 use crate::scenario::{PAGE, here, in_child, number_pages};
+use crate::skip::skip;
 
 /// Descriptors, threads and mappings of this process: what a call that failed must not leave behind.
 fn running() -> (usize, usize) {
@@ -285,6 +289,35 @@ fn what_cannot_be_pinned_says_why() {
         let region = domain.region(PAGE).zero().unwrap();
         region.protect(0, PAGE, Protection::None).unwrap();
         refused(region.pin(0, PAGE), Kind::Held, &["protected against reading", "Region::protect"]);
+    })
+    .well();
+}
+
+/// As where all files are one user's, whoever makes them, and have the modes that they have.
+#[test]
+fn a_store_that_others_may_read_is_not_left() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+        let (path, link) = (dir.path().join("store"), dir.path().join("link"));
+        symlink(&path, &link).unwrap();
+        // What this thread makes from here on is another user's.
+        // SAFETY: test: numbers.
+        let set_user = |user| unsafe { (libc::setfsuid(user), libc::setfsuid(user)).1 };
+        if set_user(65534) != 65534 {
+            return skip("root", "only root makes files of another user");
+        }
+        Call::any(libc::SYS_fchmod).fails(libc::EPERM).unwrap();
+        let refusal = |name| FileStore::create(name, 1 << 20).unwrap_err().to_string();
+        for name in [&path, &link] {
+            let said = refusal(name);
+            assert!(said.contains("name a place on a file system with owners and modes"), "{said}");
+            assert!(!path.exists() && link.is_symlink(), "what was made for it is left");
+        }
+        std::fs::write(&path, "").unwrap();
+        let said = refusal(&path);
+        assert!(said.contains("remove it, or name another") && path.exists(), "{said}");
+        set_user(0);
     })
     .well();
 }
