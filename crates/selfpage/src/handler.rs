@@ -300,6 +300,7 @@ impl Region {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
     Panicked,
+    Ended,
     Nested,
     NoThread,
     NoStack,
@@ -440,6 +441,10 @@ impl Bound {
     pub(crate) fn complain(&self, addr: usize, trouble: Trouble) {
         let why = match trouble {
             Trouble::Panicked => "its handler panicked",
+            Trouble::Ended => {
+                "the thread ended on which its handler ran; if a filter of system calls (seccomp) ends it, let that allow the call, or \
+                 answer it with an error"
+            }
             Trouble::Nested => "its handler faults within itself, again and again",
             Trouble::NoThread => "its handler faults, and there is no thread to answer that",
             Trouble::NoStack => "there is no memory for a stack that its handler could run on",

@@ -64,12 +64,26 @@ impl Pthread {
         unsafe { has_ended(self.0) }
     }
 
+    /// One by the C library's name of it.
+    ///
+    /// # Safety
+    /// *thread-joined-once*: it was started, [`Pthread::into_raw`] has given its name, and nobody has it any more.
+    pub(crate) unsafe fn from_raw(name: libc::pthread_t) -> Pthread {
+        Pthread(name)
+    }
+
     /// The C library's name of it, to join it by.
     pub(crate) fn into_raw(self) -> libc::pthread_t {
         let name = self.0;
         mem::forget(self);
         name
     }
+}
+
+/// The C library's name of the calling thread.
+pub(crate) fn own_name() -> libc::pthread_t {
+    // SAFETY: c-library: a call without arguments.
+    unsafe { libc::pthread_self() }
 }
 
 /// Whether a thread of std's has ended, with a word or without.

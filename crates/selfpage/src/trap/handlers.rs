@@ -5,9 +5,9 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::ptr::null_mut;
+use std::ptr::{self, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering, fence};
 
 use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::fault::{Fault, claim};
@@ -18,12 +18,13 @@ use selfpage_core::ring::Ring;
 use selfpage_core::sync::Event;
 
 use super::ask::{self, Asked};
+use super::handler_place::{Left, Place};
 use super::{thread as own_thread, worker};
 use crate::domain::Inner;
 use crate::error::{Error, Result};
 use crate::handler::{Answer, FaultKind, Protection, Trouble};
 use crate::protection;
-use crate::pthread::{self, PROGRAM_STACK_BYTES};
+use crate::pthread::{self, LOOK_EVERY, PROGRAM_STACK_BYTES};
 
 const MOST_THREADS: usize = 64;
 /// How deep handlers may fault within handlers.
@@ -31,12 +32,9 @@ const MOST_NESTED: u32 = 8;
 /// With so many at work, only what handlers meet is answered.
 const MOST_OUTERMOST: i32 = MOST_THREADS as i32 - MOST_NESTED as i32;
 
-/// A thread for handlers: its number while it runs one, and how deep that is in others.
-#[derive(Default)]
-struct Place {
-    thread: AtomicU32,
-    depth: AtomicU32,
-}
+/// How often they look, and whoever waits for their end, whether those still are there who are at work: a filter of system calls may end one
+/// without a word, and a handler by a bare exit(2).
+const LOOK_EVERY_US: u32 = LOOK_EVERY.as_micros() as u32;
 
 /// The threads for handlers of a domain, and what they are called for.
 pub(crate) struct Handlers {
@@ -46,9 +44,11 @@ pub(crate) struct Handlers {
     /// Pages that handlers wait for, until it is known whether there is one more thread.
     late: Ring,
     called: Event,
-    /// A thread has begun.
-    begun: Event,
+    /// A thread has begun, or ends.
+    told: Event,
     places: [Place; MOST_THREADS],
+    /// Somebody looks who has ended. Nobody else does meanwhile: a thread's name is good only until it is left to itself.
+    looking: AtomicBool,
     threads: AtomicU32,
     /// How many are at no handler and fetch no page. Less than none for a moment: the first is at work before it was counted.
     idle: AtomicI32,
@@ -80,8 +80,9 @@ impl Handlers {
             nested,
             late,
             called: Event::default(),
-            begun: Event::default(),
-            places: [const { Place { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; MOST_THREADS],
+            told: Event::default(),
+            places: [const { Place::new() }; MOST_THREADS],
+            looking: AtomicBool::new(false),
             threads: AtomicU32::new(0),
             idle: AtomicI32::new(0),
             fetching: AtomicI32::new(0),
@@ -91,31 +92,59 @@ impl Handlers {
         }
     }
 
-    /// In a forked child none of the threads is here, nor those that wait for them.
+    /// In a forked child none of the threads is here, nor those that wait for them; but one whose handler forks goes on.
     pub(crate) fn forget_all(&self) {
         self.calls.reset();
         self.nested.reset();
         self.late.reset();
-        self.threads.store(0, Ordering::SeqCst);
         self.idle.store(0, Ordering::SeqCst);
         self.fetching.store(0, Ordering::SeqCst);
         self.starting.store(0, Ordering::SeqCst);
-        self.places.iter().for_each(|place| place.thread.store(0, Ordering::SeqCst));
+        self.looking.store(false, Ordering::SeqCst);
+        let here = self.places.iter().filter(|place| place.stays_in_child()).count();
+        self.threads.store(here as u32, Ordering::SeqCst);
     }
 
     /// Has the threads end, and waits until they have. A handler that is at work may need all other threads of the domain.
     pub(crate) fn end(&self, inner: &Inner) {
+        let mmu = inner.state().mmu;
         self.ending.store(true, Ordering::SeqCst);
-        while self.threads.load(Ordering::SeqCst) > 0 {
-            self.called.signal(inner.state().mmu);
-            std::thread::yield_now();
+        self.called.signal(mmu);
+        loop {
+            let seen = self.told.count();
+            miss(inner);
+            // In a forked child the caller may be in the handler that has forked.
+            if self.places.iter().all(|place| place.is_free() || place.is_own()) {
+                return;
+            }
+            self.told.wait(mmu, seen, LOOK_EVERY_US);
         }
     }
 
     /// How many handlers the thread is in: 0 for one that is no thread of ours.
     fn depth_of(&self, thread: u32) -> u32 {
-        let same = |place: &&Place| place.thread.load(Ordering::Acquire) == thread;
-        self.places.iter().find(same).map_or(0, |place| place.depth.load(Ordering::Relaxed) + 1)
+        let within = |place: &&Place| place.is_in_handler(thread);
+        self.places.iter().find(within).map_or(0, |place| Call::of(place.what()).depth + 1)
+    }
+
+    /// A place for one more thread. There is one: the thread is counted, and whoever is counted has one at most.
+    fn place(&self) -> &Place {
+        loop {
+            // One that was passed may be free by now.
+            if let Some(place) = self.places.iter().find(|place| place.begin()) {
+                return place;
+            }
+        }
+    }
+
+    /// What one of those has left that have ended.
+    fn next_left(&self) -> Option<Left> {
+        if self.looking.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let left = self.places.iter().find_map(Place::vacate_if_over);
+        self.looking.store(false, Ordering::Release);
+        left
     }
 }
 
@@ -143,7 +172,8 @@ pub(crate) fn start_one(inner: &Arc<Inner>) -> Result<()> {
 /// whoever starts it is a thread of the program's, beside which there is an idle one.
 struct Beginning {
     inner: Arc<Inner>,
-    has_begun: AtomicBool,
+    /// The place that it has taken, once it has begun.
+    place: AtomicPtr<Place>,
 }
 
 /// Starts a thread, which the caller counts as idle. When this returns it is there: a filter of system calls may end it as it begins.
@@ -153,25 +183,32 @@ fn start(inner: &Arc<Inner>) -> io::Result<()> {
         handlers.threads.fetch_sub(1, Ordering::SeqCst);
         return Err(io::Error::from_raw_os_error(libc::EAGAIN));
     }
-    let beginning = Beginning { inner: inner.clone(), has_begun: AtomicBool::new(false) };
+    let beginning = Beginning { inner: inner.clone(), place: AtomicPtr::default() };
     let mask = signal::block_all();
     let started = pthread::has_room(PROGRAM_STACK_BYTES).and_then(|()| {
         let given = (&raw const beginning).cast_mut().cast();
         // SAFETY: thread-owns-share: what it begins with stays until the thread has said that it has begun, or has ended.
         let thread = unsafe { pthread::create(PROGRAM_STACK_BYTES, begin, given) }?;
         thread.hear(|limit| {
-            let seen = handlers.begun.count();
-            let has_begun = || beginning.has_begun.load(Ordering::Acquire).then_some(());
-            has_begun().or_else(|| {
-                handlers.begun.wait(inner.state().mmu, seen, limit.as_micros() as u32);
-                has_begun()
+            let seen = handlers.told.count();
+            // SAFETY: thread-owns-share: null, or one of the domain's, which has its places as long as it is there.
+            let place = || unsafe { beginning.place.load(Ordering::Acquire).as_ref() };
+            place().or_else(|| {
+                handlers.told.wait(inner.state().mmu, seen, limit.as_micros() as u32);
+                place()
             })
         })
     });
     signal::restore(mask);
-    started.map(drop).inspect_err(|_| {
-        handlers.threads.fetch_sub(1, Ordering::SeqCst);
-    })
+    match started {
+        // Not before: from now on whoever sees that it has ended leaves it to itself.
+        Ok((thread, place)) => place.keep(thread),
+        Err(why) => {
+            handlers.threads.fetch_sub(1, Ordering::SeqCst);
+            return Err(why);
+        }
+    }
+    Ok(())
 }
 
 extern "C" fn begin(given: *mut c_void) -> *mut c_void {
@@ -180,40 +217,79 @@ extern "C" fn begin(given: *mut c_void) -> *mut c_void {
     own_thread::is_now_a_domains();
     // Whoever starts it may be in a protection domain, and a system call of the program's handler on what that may not touch would fail.
     protection::refresh();
-    let inner = {
-        // SAFETY: thread-owns-share: `start` waits until this has been said.
-        let beginning = unsafe { &*given.cast::<Beginning>() };
-        let inner = beginning.inner.clone();
-        beginning.has_begun.store(true, Ordering::Release);
-        inner
-    };
+    // SAFETY: thread-owns-share: `start` waits until this has been said.
+    let beginning = unsafe { &*given.cast::<Beginning>() };
+    let inner = beginning.inner.clone();
     let handlers = &inner.handlers;
-    handlers.begun.signal(inner.state().mmu);
-    serve(&inner);
+    let place = handlers.place();
+    // From the taking of a place to this it calls nothing that a filter could end it at.
+    beginning.place.store(ptr::from_ref(place).cast_mut(), Ordering::Release);
+    handlers.told.signal(inner.state().mmu);
+    serve(&inner, place);
     handlers.threads.fetch_sub(1, Ordering::SeqCst);
+    place.say_end();
+    handlers.told.signal(inner.state().mmu);
     null_mut()
 }
 
-/// What the calling thread does next. It is idle no longer then.
-fn next_call(inner: &Arc<Inner>) -> Option<(u64, u64)> {
+/// Sees to what those have left that have ended. The access that is stopped on one's answer is refused: what its handler was to do is half done. The
+/// counts of region and domain that it held stay, with its stack: others may refer to what is there, and to the handler (a scope's threads).
+fn miss(inner: &Inner) {
     let handlers = &inner.handlers;
-    if let Some(call) = handlers.nested.pop() {
+    while let Some(Left { thread, has_said, was_idle, call: (addr, what) }) = handlers.next_left() {
+        // Not joined: that would give back the stack of one that has not said that it ends.
+        drop(thread);
+        if has_said {
+            continue;
+        }
+        handlers.threads.fetch_sub(1, Ordering::SeqCst);
+        if was_idle {
+            handlers.idle.fetch_sub(1, Ordering::SeqCst);
+        }
+        if addr == 0 {
+            continue;
+        }
+        let call = Call::of(what);
+        if call.starts {
+            handlers.tried.fetch_add(1, Ordering::SeqCst);
+            starts_none(inner);
+        }
+        let fault = call.fault(addr);
+        match Asked::about(inner, fault.addr.page()) {
+            Some(asked) => {
+                asked.bound.complain(fault.addr.0, Trouble::Ended);
+                refuse(inner, asked, fault, call.kind());
+            }
+            None => wake(inner, fault.addr.page()),
+        }
+    }
+}
+
+/// What the calling thread does next. It is idle no longer then.
+fn next_call(inner: &Arc<Inner>, place: &Place) -> Option<(u64, u64)> {
+    let handlers = &inner.handlers;
+    if let Some((addr, what)) = handlers.nested.pop() {
+        // First: a filter may end it as it starts another.
+        place.take((addr, what));
         // What was left to threads that fetch made it less than none.
         while handlers.idle.load(Ordering::SeqCst) <= 0 && start(inner).is_ok() {
             handlers.idle.fetch_add(1, Ordering::SeqCst);
         }
-        if Call::of(call.1).starts {
+        let call = Call::of(what);
+        if call.starts {
+            place.amend(Call { starts: false, ..call }.packed());
             handlers.tried.fetch_add(1, Ordering::SeqCst);
             starts_none(inner);
         }
-        return Some(call);
+        return Some((addr, what));
     }
     if handlers.calls.is_empty() || !leave_idle(inner) {
         return None;
     }
     let call = handlers.calls.pop();
-    if call.is_none() {
-        handlers.idle.fetch_add(1, Ordering::SeqCst);
+    match call {
+        Some(call) => place.take(call),
+        None => drop(handlers.idle.fetch_add(1, Ordering::SeqCst)),
     }
     call
 }
@@ -354,31 +430,32 @@ impl Call {
         if self.write { Access::Write } else { Access::Read }
     }
 
+    fn fault(&self, addr: u64) -> Fault {
+        Fault { addr: VirtAddr(addr as usize), access: self.access(), thread: self.thread }
+    }
+
     fn kind(&self) -> FaultKind {
         if self.missing { FaultKind::Missing } else { FaultKind::Protection }
     }
 }
 
 /// Runs handlers until the domain ends.
-fn serve(inner: &Arc<Inner>) {
+fn serve(inner: &Arc<Inner>, place: &Place) {
     let handlers = &inner.handlers;
-    let me = thread::id();
-    let free = |place: &&Place| place.thread.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     while let Some(seen) = handlers.called.count_unless(|| handlers.ending.load(Ordering::SeqCst)) {
-        let Some((addr, what)) = next_call(inner) else {
-            handlers.called.wait(inner.state().mmu, seen, 0);
+        let Some((addr, what)) = next_call(inner, place) else {
+            // Whoever has taken a call was idle no longer before it was gone from the ring.
+            let at_work = handlers.threads.load(Ordering::SeqCst).cast_signed() > handlers.idle.load(Ordering::SeqCst);
+            handlers.called.wait(inner.state().mmu, seen, if at_work { LOOK_EVERY_US } else { 0 });
+            if at_work {
+                miss(inner);
+            }
             continue;
         };
         let call = Call::of(what);
-        let place = handlers.places.iter().find(free);
-        if let Some(place) = place {
-            place.depth.store(call.depth, Ordering::Relaxed);
-        }
-        let own = Fault { addr: VirtAddr(addr as usize), access: call.access(), thread: call.thread };
+        let own = call.fault(addr);
         let answered = ask(inner, own, call.kind());
-        if let Some(place) = place {
-            place.thread.store(0, Ordering::Release);
-        }
+        place.leave_handler();
         // Before the other goes on: it may let another handler fault at once, for which this thread is there again.
         let passes = matches!(answered, Some((_, Answer::Pass)));
         let there = if passes { &handlers.fetching } else { &handlers.idle };
@@ -391,6 +468,7 @@ fn serve(inner: &Arc<Inner>) {
             Some((asked, answer)) => follow(inner, asked, own, call.kind(), answer),
             None => wake(inner, own.addr.page()),
         }
+        place.done();
         if passes {
             // In this order: at no moment is it missing.
             handlers.idle.fetch_add(1, Ordering::SeqCst);

@@ -8,7 +8,7 @@ use crate::filter::Call;
 use crate::formatted::Kind as FileSystem;
 use crate::locked_file::on_ramfs;
 use crate::own_file::{numbered as numbered_file, on};
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -222,6 +222,82 @@ fn a_filter_that_ends_threads_for_handlers_as_they_begin() {
         let why = domain.region(PAGE).handler(unprotect).zero().unwrap_err();
         assert!(["handlers", "seccomp"].iter().all(|word| why.to_string().contains(word)), "{why}");
         drop(domain);
+    })
+    .well();
+}
+
+fn is_ended_by_a_filter() {
+    // SAFETY: test: a call without arguments.
+    unsafe { libc::getppid() };
+}
+
+fn ends_itself() {
+    // SAFETY: test: ends this thread alone.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+}
+
+/// As a filter that kills threads has it (`SECCOMP_RET_KILL_THREAD`), which they have from whoever made the region; or by a bare exit(2).
+#[test]
+fn a_thread_for_handlers_that_ends_in_one_refuses_the_access() {
+    let ways: [(fn(), &str); 2] = [(is_ended_by_a_filter, "filter"), (ends_itself, "exit")];
+    for (ends, name) in ways {
+        let said = in_child(here!(), name, || {
+            tried::catch();
+            limit_time();
+            // The thread that makes the first access has the filter as well, and makes no such call.
+            Call::any(libc::SYS_getppid).ends_its_thread().unwrap();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let handler = move |fault: &MemoryFault<'_>| {
+                if fault.offset_bytes() >= 2 * PAGE {
+                    return unprotect(fault);
+                }
+                ends();
+                Answer::Handled
+            };
+            let store = MemoryStore::new(1 << 20).unwrap();
+            let mut region = domain.region(4 * PAGE).name("heap").handler(handler).stored(store).unwrap();
+            number_pages(&mut region);
+            region.protect(0, region.len_bytes(), Protection::Read).unwrap();
+            for page in 0..2 {
+                assert_eq!(tried::write(tried::word(&region, page), 6), Err(libc::SIGSEGV), "page {page}");
+            }
+            // Others are answered as before.
+            assert_eq!(tried::write(tried::word(&region, 2), 3), Ok(()));
+            check_pages(&region, 0..pages(&region));
+            drop((region, domain));
+            let is_one = |task: std::io::Result<std::fs::DirEntry>| {
+                let name = task.and_then(|task| std::fs::read_to_string(task.path().join("comm")));
+                name.is_ok_and(|name| name.contains("handler"))
+            };
+            until("no thread for handlers is left", || !std::fs::read_dir("/proc/self/task").unwrap().any(is_one));
+        });
+        if let Some(said) = said.and_said() {
+            assert!(["heap", "seccomp", "SIGSEGV"].iter().all(|word| said.contains(word)), "{said}");
+        }
+    }
+}
+
+/// The thread that has ended was to answer what another handler has met: that one goes on.
+#[test]
+fn a_handler_goes_on_whose_own_access_a_thread_has_ended_on() {
+    in_child(here!(), "", || {
+        tried::catch();
+        limit_time();
+        let handler = |fault: &MemoryFault<'_>| match fault.offset_bytes() / PAGE {
+            0 => {
+                assert_eq!(tried::write((fault.address() + PAGE) as *mut u64, 6), Err(libc::SIGSEGV));
+                unprotect(fault)
+            }
+            _ => {
+                ends_itself();
+                Answer::Handled
+            }
+        };
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let region = domain.region(2 * PAGE).handler(handler).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        region.protect(0, region.len_bytes(), Protection::Read).unwrap();
+        assert_eq!(tried::write(tried::word(&region, 0), 3), Ok(()));
+        assert_eq!(tried::read(tried::word(&region, 0)), Ok(3));
     })
     .well();
 }

@@ -1,0 +1,134 @@
+//! A thread for handlers, and what it is at: so that another can see to that, if it ends without a word.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use selfpage_core::linux::thread;
+
+use crate::pthread::{self, Pthread};
+
+/// The name of a thread that whoever has started it still waits for.
+const BEGINS: usize = 1;
+
+/// Where a thread for handlers is noted.
+pub(super) struct Place {
+    /// What the C library calls it, or [`BEGINS`]; 0: there is none.
+    name: AtomicUsize,
+    /// Its number while it runs a handler.
+    thread: AtomicU32,
+    /// The call that it has taken, until that is answered; an address of 0: none.
+    addr: AtomicU64,
+    what: AtomicU64,
+    /// It has said that it ends.
+    ends: AtomicBool,
+}
+
+/// What a thread that has ended has left.
+pub(super) struct Left {
+    pub(super) thread: Pthread,
+    pub(super) has_said: bool,
+    /// It was at no handler.
+    pub(super) was_idle: bool,
+    pub(super) call: (u64, u64),
+}
+
+impl Place {
+    pub(super) const fn new() -> Place {
+        Place {
+            name: AtomicUsize::new(0),
+            thread: AtomicU32::new(0),
+            addr: AtomicU64::new(0),
+            what: AtomicU64::new(0),
+            ends: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_free(&self) -> bool {
+        self.name.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether its thread is the calling one.
+    pub(super) fn is_own(&self) -> bool {
+        self.name.load(Ordering::Acquire) == pthread::own_name() as usize
+    }
+
+    /// Takes it for the calling thread, which begins, where it is free.
+    pub(super) fn begin(&self) -> bool {
+        self.name.compare_exchange(0, BEGINS, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Keeps its thread, which whoever has started it has heard. From now on anybody who sees that it has ended leaves it to itself.
+    pub(super) fn keep(&self, thread: Pthread) {
+        self.name.store(thread.into_raw() as usize, Ordering::Release);
+    }
+
+    /// In a forked child: whether its thread is here, which has forked in its handler. Else it is free.
+    pub(super) fn stays_in_child(&self) -> bool {
+        if self.is_own() {
+            self.thread.store(thread::id(), Ordering::SeqCst);
+            return true;
+        }
+        self.name.store(0, Ordering::SeqCst);
+        self.thread.store(0, Ordering::SeqCst);
+        self.addr.store(0, Ordering::SeqCst);
+        self.ends.store(false, Ordering::SeqCst);
+        false
+    }
+
+    /// Its thread takes a call, and is no idle one from now on.
+    pub(super) fn take(&self, (addr, what): (u64, u64)) {
+        self.what.store(what, Ordering::Relaxed);
+        self.addr.store(addr, Ordering::Relaxed);
+        self.thread.store(thread::id(), Ordering::Release);
+    }
+
+    /// The call is another one.
+    pub(super) fn amend(&self, what: u64) {
+        self.what.store(what, Ordering::Relaxed);
+    }
+
+    pub(super) fn what(&self) -> u64 {
+        self.what.load(Ordering::Relaxed)
+    }
+
+    /// Whether its thread has this number, and is in a handler.
+    pub(super) fn is_in_handler(&self, thread: u32) -> bool {
+        self.thread.load(Ordering::Acquire) == thread
+    }
+
+    pub(super) fn leave_handler(&self) {
+        self.thread.store(0, Ordering::Release);
+    }
+
+    /// What the handler has said is done.
+    pub(super) fn done(&self) {
+        self.addr.store(0, Ordering::Relaxed);
+    }
+
+    /// Its thread ends by itself, and leaves nothing.
+    pub(super) fn say_end(&self) {
+        self.ends.store(true, Ordering::Release);
+    }
+
+    /// What its thread has left, if that has ended: then the place is free. One caller at a time: a thread's name is good only until it is left to itself.
+    pub(super) fn vacate_if_over(&self) -> Option<Left> {
+        let name = self.name.load(Ordering::Acquire);
+        if name == 0 || name == BEGINS {
+            return None;
+        }
+        let name = name as libc::pthread_t;
+        // SAFETY: thread-joined-once: it has not been left to itself, as its name is here, and none but the caller looks.
+        let has_ended = unsafe { pthread::has_ended(name) };
+        if !has_ended && !self.ends.load(Ordering::Acquire) {
+            return None;
+        }
+        let left = Left {
+            // SAFETY: thread-joined-once: from here on the name is nowhere else.
+            thread: unsafe { Pthread::from_raw(name) },
+            has_said: self.ends.swap(false, Ordering::AcqRel),
+            was_idle: self.thread.swap(0, Ordering::AcqRel) == 0,
+            call: (self.addr.swap(0, Ordering::Relaxed), self.what()),
+        };
+        self.name.store(0, Ordering::Release);
+        Some(left)
+    }
+}
