@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use selfpage::store::MemoryStore;
 use selfpage::{Access, Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
 
-use crate::scenario::{here, in_child};
+use crate::scenario::{here, in_child, until};
 use crate::{PAGE, TRAPS, handled, read, thread_id, tried, unprotect, word, write};
 
 #[test]
@@ -194,6 +194,35 @@ fn four_threads_share_protected_pages() {
             words.chunks(512).enumerate().all(|(at, words)| words[..5] == [at as u64 + 1, 20, 20, 20, 20]),
             "{name}"
         );
+        drop(domain);
+    }
+}
+
+/// To unprotect a page that another has unprotected changes nothing, and is no error.
+#[test]
+fn two_handlers_unprotect_one_page_at_once() {
+    for (trap, name) in TRAPS {
+        let (asked, unprotected) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
+        let (noted, both) = (unprotected.clone(), Barrier::new(2));
+        let (domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+            // A worker may ask once more about the same access.
+            if asked.fetch_add(1, SeqCst) < 2 {
+                both.wait();
+            }
+            noted.fetch_add(u64::from(fault.protect_page(Protection::ReadWrite).is_ok()), SeqCst);
+            Answer::Handled
+        });
+        region.protect(0, PAGE, Protection::Read).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 1..3 {
+                let region = &region;
+                // SAFETY: test: a word of each thread's own.
+                scope.spawn(move || unsafe { word(region, 0).add(thread).write_volatile(7) });
+            }
+        });
+        assert_eq!(region.as_slice::<u64>()[..3], [1, 7, 7], "{name}");
+        // The other's access may go on before its own handler is done.
+        until("both have unprotected it", || unprotected.load(SeqCst) >= 2);
         drop(domain);
     }
 }
