@@ -105,7 +105,7 @@ impl Cut {
     /// # Context
     /// Normal or PagerThread, outside the gate; one thread at a time.
     pub fn close(&self, mmu: &dyn Mmu) {
-        while !self.writes.close(mmu, 20_000) {}
+        while self.writes.close(mmu, 20_000).is_err() {}
     }
 
     /// Lets them go on.

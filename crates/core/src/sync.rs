@@ -9,7 +9,7 @@ pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 
 pub use core::sync::atomic::Ordering;
-pub use waiting::{Event, Gate, Inside};
+pub use waiting::{Event, Gate, Inside, Unclosed};
 
 /// A place between a look at a word and what is done about it, where the simulation lets another thread go on. Elsewhere
 /// it is nothing.
@@ -107,6 +107,15 @@ mod waiting {
         mmu: &'a dyn Mmu,
     }
 
+    /// Why a gate was not closed: it is as before.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Unclosed {
+        /// Somebody else has it closed.
+        ByAnother,
+        /// Somebody was inside all the time.
+        InUse,
+    }
+
     impl Gate {
         /// Goes inside; waits while the gate is closed.
         ///
@@ -152,27 +161,27 @@ mod waiting {
             self.0.store(0, Ordering::SeqCst);
         }
 
-        /// Closes the gate and waits until nobody is inside, at most `timeout_us`. `false`: the time ran out or somebody
-        /// else has it closed; it is as before and the caller may try again. That matters where one inside waits for a
-        /// kernel lock whose holder waits to get in.
+        /// Closes the gate and waits until nobody is inside, at most `timeout_us`.
         ///
         /// # Context
         /// Normal, outside the gate.
-        #[must_use]
-        pub fn close(&self, mmu: &dyn Mmu, timeout_us: u32) -> bool {
+        ///
+        /// # Errors
+        /// The caller may try again. That matters where one inside waits for a kernel lock whose holder waits to get in.
+        pub fn close(&self, mmu: &dyn Mmu, timeout_us: u32) -> Result<(), Unclosed> {
             if self.0.fetch_or(CLOSED, Ordering::SeqCst) & CLOSED != 0 {
-                return false;
+                return Err(Unclosed::ByAnother);
             }
             let deadline = mmu.now_ns() + u64::from(timeout_us) * 1000;
             loop {
                 let now = self.0.load(Ordering::SeqCst);
                 if now == CLOSED {
-                    return true;
+                    return Ok(());
                 }
                 let left_us = deadline.saturating_sub(mmu.now_ns()) / 1000;
                 if left_us == 0 {
                     self.open(mmu);
-                    return false;
+                    return Err(Unclosed::InUse);
                 }
                 mmu.sleep(&self.0, now, left_us as u32);
             }

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 use selfpage_core::contract::Contract;
@@ -52,11 +51,13 @@ use crate::turn::Turns;
 use crate::{descriptors, trace};
 
 mod child;
+mod closer;
 mod frames;
 mod locks;
 mod regions;
 
 pub(crate) use child::{Open, Part};
+pub(crate) use closer::Closer;
 pub(crate) use regions::Regions;
 
 pub(crate) const MOST_REGIONS: usize = 1024;
@@ -391,12 +392,11 @@ impl Inner {
         (u64::from(self.state.stack.budget()) * u64::from(self.standby_share) / 256) as u32
     }
 
-    /// Closes the gate, however long it takes. Where one inside waits for a kernel lock whose holder waits to get in, it is
-    /// opened for a moment.
+    /// Closes the gate, however long it takes.
     pub(crate) fn close_gate(&self) {
-        while self.try_close_gate().is_err() {
-            // Time for those who wait there to get in.
-            std::thread::sleep(Duration::from_micros(200));
+        let mut closer = Closer::default();
+        while closer.close(self).is_err() {
+            closer.pause();
         }
     }
 

@@ -36,7 +36,7 @@ use selfpage_core::policy::Policy;
 
 use crate::cancel::Uncancelled;
 use crate::doctor::limits::MORE_MAPPINGS;
-use crate::domain::{Inner, Open, Part, Regions};
+use crate::domain::{Closer, Inner, Open, Part, Regions};
 use crate::error::{Error, Kind};
 use crate::placement::taken;
 use crate::region::Bound;
@@ -270,10 +270,8 @@ const PATIENCE: u32 = 40_000;
 fn close_gates(domains: &mut [PausedDomain]) {
     // The first domain that is in the way, the least that it had left, what it had saved, and how often this has waited since.
     let mut stuck = (usize::MAX, 0, 0, 0);
-    let open = |domains: &[PausedDomain]| {
-        domains.iter().enumerate().find_map(|(at, domain)| Some((at, domain.try_close_gate().err()?)))
-    };
-    while let Some((at, why)) = open(domains) {
+    let mut closer = Closer::default();
+    while let Some((at, why)) = first_open(domains, &mut closer) {
         for domain in &domains[..at] {
             domain.open_gate();
         }
@@ -289,9 +287,15 @@ fn close_gates(domains: &mut [PausedDomain]) {
             }
         }
         domains[at].inner.drain();
+        closer.pause();
     }
     // Whoever waits for room to evict waits at the gate from here on.
     domains.iter().for_each(|domain| domain.inner.state().draining.store(false, Ordering::SeqCst));
+}
+
+/// Closes gates up to the first that stays open.
+fn first_open(domains: &[PausedDomain], closer: &mut Closer) -> Option<(usize, Open)> {
+    domains.iter().enumerate().find_map(|(at, domain)| Some((at, domain.try_close_gate(closer).err()?)))
 }
 
 /// Has each store get ready, once, however many domains use it.
@@ -329,10 +333,10 @@ impl PausedDomain {
         self.regions.values().filter_map(|bound| bound.store())
     }
 
-    fn try_close_gate(&self) -> Result<(), Open> {
+    fn try_close_gate(&self, closer: &mut Closer) -> Result<(), Open> {
         match self.shared {
-            Ok(()) => self.inner.try_close_gate_drained(),
-            Err(_) => self.inner.try_close_gate(),
+            Ok(()) => self.inner.try_close_gate_drained(closer),
+            Err(_) => closer.close(&self.inner).map_err(|_| Open::InUse),
         }
     }
 

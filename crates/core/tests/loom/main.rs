@@ -492,7 +492,7 @@ fn nobody_is_inside_a_closed_gate() {
             })
             .collect();
         let (gate, mmu, tables) = &*shared;
-        assert!(gate.close(mmu, 1));
+        gate.close(mmu, 1).unwrap();
         // SAFETY: model-cell.
         tables.with_mut(|tables| unsafe { *tables += 1 });
         gate.open(mmu);

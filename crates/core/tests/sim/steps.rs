@@ -506,7 +506,7 @@ impl Program {
     fn fork(&mut self) {
         let (world, gate) = (self.world, &self.world.domain.gate);
         for _ in 0..20 {
-            if gate.close(world.mmu, 20 + dice::below(100) as u32) {
+            if gate.close(world.mmu, 20 + dice::below(100) as u32).is_ok() {
                 checks::at_rest(world);
                 child::run(world);
                 (0..dice::below(100)).for_each(|_| scheduler::step_aside("fork"));

@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use rustix::io::fcntl_getfd;
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
@@ -20,7 +19,7 @@ use selfpage_core::pager::Pager;
 use selfpage_core::stack;
 
 use super::threads::Kept;
-use super::{Inner, monotonic_ns};
+use super::{Closer, Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::placement::taken;
 use crate::region::Bound;
@@ -107,19 +106,14 @@ impl Inner {
 
     /// Closes the gate, if nothing is on its way to a store just now, and no page is unmapped to see whether it is used: a fork copies
     /// neither.
-    pub(crate) fn try_close_gate_drained(&self) -> std::result::Result<(), Open> {
-        self.try_close_gate()?;
+    pub(crate) fn try_close_gate_drained(&self, closer: &mut Closer) -> std::result::Result<(), Open> {
+        closer.close(self).map_err(|_| Open::InUse)?;
         let left = self.state.undrained();
         if left > 0 || self.ends_samples.load(Ordering::SeqCst) {
             self.state.gate.open(self.state.mmu);
             return Err(Open::Undrained(left));
         }
         Ok(())
-    }
-
-    /// Closes the gate, whatever there is that a child cannot have.
-    pub(crate) fn try_close_gate(&self) -> std::result::Result<(), Open> {
-        if self.state.gate.close(self.state.mmu, 20_000) { Ok(()) } else { Err(Open::InUse) }
     }
 
     /// Has what keeps the gate from being closed so come to its end.
@@ -131,7 +125,6 @@ impl Inner {
         }
         self.state.draining.store(true, Ordering::SeqCst);
         self.state.to_save.signal(self.state.mmu);
-        std::thread::sleep(Duration::from_micros(200));
     }
 
     /// In a forked child: the domain with everything that a fork does not copy made anew, over the parts of its regions that are here.
@@ -295,6 +288,7 @@ mod tests {
     use std::mem::ManuallyDrop;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use selfpage_core::pager::{Context, PagerError};
 

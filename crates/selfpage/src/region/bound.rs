@@ -6,7 +6,6 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
@@ -28,7 +27,7 @@ use super::{ADDRESS, Builder, Joined, Lent, Means, Region};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
-use crate::domain::{Inner, Life, MOST_REGIONS, threads};
+use crate::domain::{Closer, Inner, Life, MOST_REGIONS, threads};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
@@ -241,7 +240,7 @@ impl Bound {
             return;
         }
         let state = inner.state();
-        let mut tried = false;
+        let (mut tried, mut closer) = (false, Closer::default());
         let regions = inner.regions();
         self.leaving.store(true, Ordering::Relaxed);
         drop(regions);
@@ -249,8 +248,10 @@ impl Bound {
             self.discard_all(inner);
             let mut regions = inner.regions();
             let core = &*self.region;
-            let closed = inner.on_pager_thread(move || {
-                inner.try_close_gate().ok()?;
+            let (closed, tries) = inner.on_pager_thread(move || {
+                if closer.close(inner).is_err() {
+                    return (None, closer);
+                }
                 // Nobody is inside: what pager threads have read ahead since then shows now.
                 let empty = self.is_absent(inner, core.range);
                 if empty || tried {
@@ -262,12 +263,13 @@ impl Bound {
                     debug_assert!(removed);
                 }
                 state.gate.open(state.mmu);
-                Some(empty)
+                (Some(empty), closer)
             });
+            closer = tries;
             let Some(empty) = closed else {
                 // One inside may wait for a kernel lock whose holder waits to get in, or, in a pager of the program's, for the regions.
                 drop(regions);
-                std::thread::sleep(Duration::from_micros(200));
+                closer.pause();
                 continue;
             };
             tried = true;
