@@ -31,6 +31,9 @@ pub struct FrameStack {
     on_standby: AtomicU32,
     saving: AtomicU32,
     sampled: AtomicU32,
+    /// How often frames were taken in hand so far, and let go.
+    taken: AtomicU32,
+    let_go: AtomicU32,
     holding: Holding,
     unpopulated: Unpopulated,
     /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
@@ -45,6 +48,15 @@ pub struct FrameStack {
     pub wake_below: AtomicU32,
 }
 
+/// Frames that are being filled, or saved from: they are nobody else's, and no policy names them, until this is dropped.
+pub(crate) struct InHand<'a>(&'a FrameStack);
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.0.let_go.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 impl FrameStack {
     /// No frames yet: `budget` of them may be claimed, one by one, as they are needed.
     pub fn new(free: FrameSet, unpopulated: Unpopulated, standby: Ring, budget: u32) -> FrameStack {
@@ -54,6 +66,8 @@ impl FrameStack {
             on_standby: AtomicU32::new(0),
             saving: AtomicU32::new(0),
             sampled: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
+            let_go: AtomicU32::new(0),
             holding: Holding::new(budget),
             unpopulated,
             refused: AtomicU32::new(0),
@@ -92,6 +106,24 @@ impl FrameStack {
     /// The contents of a frame are queued to be saved.
     pub(crate) fn joins_saving(&self) {
         self.saving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The caller has frames, and goes to their pager with them, which may take its time.
+    pub(crate) fn in_hand(&self) -> InHand<'_> {
+        self.taken.fetch_add(1, Ordering::SeqCst);
+        InHand(self)
+    }
+
+    /// How often frames that were in hand were let go so far, modulo 2^32.
+    pub fn let_go(&self) -> u32 {
+        self.let_go.load(Ordering::SeqCst)
+    }
+
+    /// Whether frames can be had once pagers that take their time have come to their end: frames have been let go less often than they are in
+    /// hand, of what a look could see before which it had been so many times, since it was `since`. Where a few frames go round among those who
+    /// need more, they are let go all the time.
+    pub fn awaits_pagers(&self, since: u32, seen: u32) -> bool {
+        self.taken.load(Ordering::SeqCst).wrapping_sub(seen) > seen.wrapping_sub(since)
     }
 
     /// Frames of pages that are unmapped to see whether they are used.

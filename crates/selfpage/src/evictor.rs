@@ -72,7 +72,7 @@ pub(crate) fn run(inner: &Inner) {
         let saves = saves && save::room(state) > 0;
         let want = if saves { reserve.saturating_sub(stack.ready()).max(8) } else { SEARCH };
         let available = stack.demand.available.count();
-        let begun_ns = state.mmu.now_ns();
+        let (begun_ns, let_go) = (state.mmu.now_ns(), stack.let_go());
         let evicted = {
             let mut policy = inner.policy.lock().unwrap_or_else(PoisonError::into_inner);
             evict::evict(state, &mut **policy, want)
@@ -81,7 +81,8 @@ pub(crate) fn run(inner: &Inner) {
         // What is queued for a store that fails comes back.
         let mut enough = saves && evicted.ready + evicted.queued > 0;
         if !enough {
-            let since = vain.get_or_insert_with(|| Vain::new(inner, seen, begun_ns + patience_ns));
+            let since = vain.get_or_insert_with(|| Vain::new(inner, seen, let_go, begun_ns + patience_ns));
+            since.let_go[1] = let_go;
             since.note(evicted, stack.begun(), seen, begun_ns);
             enough = since.freed >= FEWEST;
         }
@@ -152,6 +153,8 @@ struct Vain {
     begun_ns: u64,
     /// [`Inner::saver_turns`] when it began.
     turns: u64,
+    /// [`stack::FrameStack::let_go`] from before it began, and from before the last look.
+    let_go: [u32; 2],
     /// Suggestions of the policy that were looked at since all that it knows were.
     looked_at: u32,
     /// Frames that were freed among those.
@@ -165,10 +168,10 @@ struct Vain {
 }
 
 impl Vain {
-    fn new(inner: &Inner, asked: u32, deadline_ns: u64) -> Vain {
+    fn new(inner: &Inner, asked: u32, let_go: u32, deadline_ns: u64) -> Vain {
         let turns = inner.saver_turns.load(Ordering::SeqCst);
         let tried_to_save = inner.state().stack.saving() > 0;
-        Vain { deadline_ns, asked, turns, tried_to_save, ..Vain::default() }
+        Vain { deadline_ns, asked, turns, let_go: [let_go; 2], tried_to_save, ..Vain::default() }
     }
 
     /// An eviction of a domain with so many frames, those that are gone again among them, came to this, begun at `begun_ns`, when the count of
@@ -197,13 +200,16 @@ impl Vain {
         self.tried_all && self.begun_ns > self.deadline_ns
     }
 
-    /// Whether it has lasted long enough, and the saver cannot end it: it has nothing to do, or it has failed with what it
+    /// Whether it has lasted long enough, and neither can fills end it, nor the saver: it has nothing to do, or it has failed with what it
     /// began since. A store that takes its time is no shortage.
     fn proves_shortage(self, inner: &Inner) -> bool {
         let state = inner.state();
         let turns = inner.saver_turns.load(Ordering::SeqCst);
         let began_anew = self.turns + 2 + (self.turns & 1);
-        self.has_lasted() && (state.stack.saving() == 0 || (turns >= began_anew && state.save_error().is_some()))
+        let [since, seen] = self.let_go;
+        self.has_lasted()
+            && !state.stack.awaits_pagers(since, seen)
+            && (state.stack.saving() == 0 || (turns >= began_anew && state.save_error().is_some()))
     }
 }
 

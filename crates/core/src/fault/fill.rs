@@ -272,6 +272,7 @@ pub(super) fn fetch<const N: usize>(
     if batch.len == 0 {
         return Err(Step::AwaitFrame(frames_seen));
     }
+    let _in_hand = domain.stack.in_hand();
     let mut filled = batch.fill(domain, context, region, pager);
     if filled.is_err() && batch.len > 1 {
         // It may be a neighbour that cannot be had.
@@ -334,6 +335,7 @@ pub(super) fn read_ahead(
         None => return Some(nearest),
     };
     let short = (batch.len < claimed).then_some(last.plus(1));
+    let _in_hand = domain.stack.in_hand();
     match batch.fill(domain, Context::PagerThread, region, pager) {
         Ok(bytes) => Counters::add(&domain.counters.bytes_filled, bytes),
         Err(_) => {

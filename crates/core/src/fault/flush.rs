@@ -166,6 +166,7 @@ fn save(
     }
     let mut result = Ok(());
     let mut found = found.iter();
+    let _in_hand = domain.stack.in_hand();
     save_each(domain, region, pages, |page, from, saved| {
         let Some(&seen) = found.next() else { return };
         let ended = end(domain, region, pager, (page, seen), from, saved);

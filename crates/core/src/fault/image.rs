@@ -151,7 +151,7 @@ fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mu
         };
     }
     let Some(run) = stack::take(domain, domain.affordable(want as u32)) else { return Read::AwaitFrame };
-    let (frame, held) = (run.first, run.count.get());
+    let (frame, held, _in_hand) = (run.first, run.count.get(), domain.stack.in_hand());
     let read = if word.claim(seen) {
         match seen.state() {
             State::Absent | State::Poisoned => read_absent(domain, region, pager, (page, seen), (frame, held), into),

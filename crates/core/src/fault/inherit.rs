@@ -76,7 +76,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     }
     let available = domain.stack.demand.available.count();
     let Some(run) = stack::take(domain, NonZeroU32::MIN) else { return Step::AwaitFrame(available) };
-    let frame = run.first;
+    let (frame, _in_hand) = (run.first, domain.stack.in_hand());
     if !word.claim(seen) {
         domain.stack.give(domain.mmu, frame, 1);
         return Step::Again;

@@ -95,7 +95,7 @@ fn server(world: &'static World) {
 fn evictor(world: &'static World) {
     let (domain, stack) = (&world.domain, &world.domain.stack);
     let mut barren = 0;
-    let mut asked = 0;
+    let (mut asked, mut since) = (0, 0);
     let ends = || world.stage.get() > Stage::PagerThreads;
     while let Some(seen) = stack.demand.wanted.count_unless(ends) {
         if stack.ready() >= stack.reserve.load(Ordering::Relaxed) {
@@ -105,6 +105,7 @@ fn evictor(world: &'static World) {
             continue;
         }
         let available = stack.demand.available.count();
+        let let_go = stack.let_go();
         let evicted = evict_some(world, 1 + dice::below(16) as u32);
         // What is queued for a store that fails comes back.
         if evicted.ready > 0 || (evicted.queued > 0 && domain.save_error().is_none()) {
@@ -113,11 +114,11 @@ fn evictor(world: &'static World) {
             continue;
         }
         if barren == 0 {
-            asked = seen;
+            (asked, since) = (seen, let_go);
         }
         barren += 1;
         stack.demand.available.wait(world.mmu, available, 1000);
-        if barren > MOST_BARREN {
+        if barren > MOST_BARREN && !stack.awaits_pagers(since, let_go) {
             let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
             let why = domain.save_error().map_or(held, Shortage::Unsaved);
             let Some(seen) = stack.demand.wanted.count_unless(ends) else { break };
