@@ -358,37 +358,39 @@ fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
     }
 }
 
-/// Whoever claimed the page again, only to hand it over, would be whom a pager thread meets there when it comes for another.
+/// Has a page accessed in a trap, which hands it over, and a pager thread twice meet somebody at it when it comes for that. Whoever claimed the
+/// page again, only to hand it over, would be whom it meets when it comes for another.
+fn hands_over_and_waits(stage: Stage, page: PageNo) {
+    let (domain, mmu, weather) = (&stage.world.domain, stage.world.mmu, &stage.world.weather);
+    weather.wrong_context_once_in.set(1);
+    scheduler::spawn("accesses", Role::Trap, move || {
+        let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
+        assert_eq!(fault::resolve(domain, Context::Trap, fault), Outcome::Resolved);
+    });
+    scheduler::spawn("serves", Role::Domain, move || {
+        for expected in [Outcome::Busy, Outcome::Busy, Outcome::Resolved] {
+            let request = loop {
+                match fault::next_request(domain) {
+                    Some(request) => break request,
+                    None => domain.requested.wait(mmu, domain.requested.count(), 1000),
+                }
+            };
+            // From now on a claim in the trap would bring the page in.
+            weather.wrong_context_once_in.set(0);
+            let serve = || fault::serve(domain, request);
+            let outcome = match expected {
+                Outcome::Busy => with_claim(domain, page, |_| serve()).unwrap(),
+                _ => serve(),
+            };
+            assert_eq!(outcome, expected);
+        }
+    });
+    scheduler::run().unwrap();
+}
+
 #[test]
 fn who_has_handed_a_page_over_waits_for_it() {
-    on_stage(0, |stage| {
-        let (domain, mmu, weather) = (&stage.world.domain, stage.world.mmu, &stage.world.weather);
-        let page = stage.world.parts[1].region.range.first;
-        weather.wrong_context_once_in.set(1);
-        scheduler::spawn("accesses", Role::Trap, move || {
-            let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
-            assert_eq!(fault::resolve(domain, Context::Trap, fault), Outcome::Resolved);
-        });
-        scheduler::spawn("serves", Role::Domain, move || {
-            for expected in [Outcome::Busy, Outcome::Busy, Outcome::Resolved] {
-                let request = loop {
-                    match fault::next_request(domain) {
-                        Some(request) => break request,
-                        None => domain.requested.wait(mmu, domain.requested.count(), 1000),
-                    }
-                };
-                // From now on a claim in the trap would bring the page in.
-                weather.wrong_context_once_in.set(0);
-                let serve = || fault::serve(domain, request);
-                let outcome = match expected {
-                    Outcome::Busy => with_claim(domain, page, |_| serve()).unwrap(),
-                    _ => serve(),
-                };
-                assert_eq!(outcome, expected);
-            }
-        });
-        scheduler::run().unwrap();
-    });
+    on_stage(0, |stage| hands_over_and_waits(stage, stage.world.parts[1].region.range.first));
 }
 
 /// Runs a script on the stage whose first three pages are 1, 2 and 3, the second in the store alone.

@@ -29,17 +29,22 @@ fn come_late(world: &'static World, page: PageNo) -> &'static Cell<u32> {
 
 /// Runs a script in worlds with a clone of a worker region.
 fn on_stage_with_a_clone(script: impl Fn(Stage, &'static Region)) {
+    on_stage_with_a_clone_that(|clone| clone.trap.is_read(), script);
+}
+
+/// Runs a script in worlds whose clone is as it needs it.
+fn on_stage_with_a_clone_that(fits: impl Fn(&Region) -> bool, script: impl Fn(Stage, &'static Region)) {
     let met = Cell::new(0);
     for seed in 0..8 {
         on_stage_with(seed, Cuts::WithAClone, |stage| {
             let clone = stage.world.clone_part().unwrap().region;
-            if clone.trap.is_read() {
+            if fits(clone) {
                 met.set(met.get() + 1);
                 script(stage, clone);
             }
         });
     }
-    assert!(met.get() > 0, "no clone of a worker region");
+    assert!(met.get() > 0, "no such clone");
 }
 
 /// A fault at the addresses of a clone before its cut keeps no pager thread, and has the page after the cut.
@@ -61,6 +66,24 @@ fn a_clone_gets_no_page_before_its_cut() {
         });
         scheduler::run().unwrap();
         assert_eq!(mmu.read(page), Some([3, 0]));
+    });
+}
+
+/// Both pages are claimed before the pager of the source says that a trap cannot fill its page.
+#[test]
+fn who_has_handed_a_page_of_a_clone_over_waits_for_it() {
+    let fills_in_trap = |clone: &Region| clone.pager().unwrap().fills_in() == Context::Trap;
+    on_stage_with_a_clone_that(fills_in_trap, |stage, clone| {
+        let (domain, page) = (&stage.world.domain, clone.range.first.plus(stage.index()));
+        copy_first::join(domain, stage.region);
+        stage.write(1);
+        copy_first::cut(domain, &[stage.region], || clone.link()).unwrap();
+        inherit::go_on(domain, clone);
+        stage.evict();
+        assert!(stage.word().0 == State::Absent && clone.sets.inherited.contains(stage.index()));
+        hands_over_and_waits(stage, page);
+        assert_eq!(stage.world.mmu.read(page), Some([1, 0]));
+        assert_eq!(stage.word().0, State::Absent);
     });
 }
 
