@@ -5,14 +5,11 @@ use std::ffi::{CStr, CString};
 
 use crate::sys;
 
-/// Has that name this process, where it names `run`, whose child this is: the program is whom it is meant for.
+/// Has that name this process, where it names `run`: then the program is whom it is meant for. Those that it executes or forks find its number,
+/// and leave it. The kernel is not asked whose child this is: a filter may forbid what no domain takes.
 pub fn answer_for(run: u32) {
-    // SAFETY: c-library: the call has no arguments, and cannot fail.
-    if u32::try_from(unsafe { libc::getppid() }) != Ok(run) {
-        return;
-    }
     if takes_over(c"LISTEN_PID", run) {
-        // The same once more, by a number that no child of `run` has: with it `LISTEN_PID` alone would not do.
+        // The same once more, by a number that the program does not have: with it `LISTEN_PID` alone would not do.
         // SAFETY: c-library: the name ends with NUL, and nobody else looks before the program's first line.
         unsafe { libc::unsetenv(c"LISTEN_PIDFDID".as_ptr()) };
     }
@@ -22,7 +19,10 @@ pub fn answer_for(run: u32) {
 fn takes_over(variable: &CStr, run: u32) -> bool {
     // SAFETY: c-library: the name ends with NUL, and so does what it stands for, which nobody changes before the program's first line.
     let named = unsafe { libc::getenv(variable.as_ptr()).as_ref().map(|named| CStr::from_ptr(named).to_bytes()) };
+    if named != Some(run.to_string().as_bytes()) {
+        return false;
+    }
     let Ok(own) = CString::new(sys::pid().to_string()) else { return false };
     // SAFETY: c-library: both end with NUL, and the C library copies them.
-    named == Some(run.to_string().as_bytes()) && unsafe { libc::setenv(variable.as_ptr(), own.as_ptr(), 1) } == 0
+    unsafe { libc::setenv(variable.as_ptr(), own.as_ptr(), 1) == 0 }
 }
