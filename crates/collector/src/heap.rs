@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::dirty::{Dirty, DirtyTracker, Wordless};
 
 use crate::library::Library;
 
@@ -132,12 +132,11 @@ impl Heap {
     }
 }
 
-/// Finds what was written, and makes it clean again. False where that is not to be known.
+/// Finds what was written, and makes it clean again. False where that is not to be known: what is not the collector's may have gone.
 fn rearm(tracker: &DirtyTracker, watch: Watch, range: &Range<usize>, found: &mut Dirty) -> bool {
     // What is not armed is found as a whole. It was armed until now, so that it is known to be possible.
-    is_mapped(range)
-        && (watch == Watch::Armed || tracker.disarm(range.clone()).is_ok())
-        && tracker.scan_and_rearm(range.clone(), found).is_ok()
+    let is_as_it_was = |tracker: &Wordless<'_>| watch == Watch::Armed || tracker.disarm(range);
+    tracker.wordless().filter(is_as_it_was).is_some_and(|tracker| tracker.scan_and_rearm(range, found))
 }
 
 fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
@@ -180,13 +179,6 @@ fn anonymous(line: &str) -> Option<Range<usize>> {
         return None;
     }
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
-}
-
-/// Whether all of it is still mapped: what is not the collector's may have gone. Asked first, as an error of the tracker's is
-/// put into words, which allocates.
-fn is_mapped(range: &Range<usize>) -> bool {
-    // SAFETY: collector-call: with MS_ASYNC the kernel looks whether there are mappings, and does nothing to them.
-    unsafe { libc::msync(range.start as *mut _, range.len(), libc::MS_ASYNC) == 0 }
 }
 
 #[cfg(test)]
@@ -355,6 +347,5 @@ mod tests {
         let inside = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES);
         let bounds = inside..inside + 8 * PAGE_BYTES;
         assert_eq!(mappings(&bounds), [bounds]);
-        assert!(is_mapped(&(inside..inside + PAGE_BYTES)) && !is_mapped(&(0..PAGE_BYTES)));
     }
 }

@@ -7,6 +7,7 @@ use io_uring::IoUring;
 use selfpage::Domain;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
+mod child;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
@@ -115,4 +116,35 @@ fn a_scan_with_room_allocates_nothing() {
         unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
         scan(PAGES / 2 + 1);
     }
+}
+
+/// The collector goes on without the tracker then.
+#[test]
+fn an_error_without_words_allocates_nothing() {
+    let tracker = match DirtyTracker::with(Mechanism::WriteProtection) {
+        Ok(tracker) => tracker,
+        Err(why) => return skip::skip("uffd", &why.to_string()),
+    };
+    let wordless = tracker.wordless().unwrap();
+    let start = mapped();
+    let (range, gone) = (start..start + PAGES * PAGE, 0..PAGE);
+    let mut found = Dirty::with_room(range.len());
+    // Alone: it closes every descriptor.
+    child::forked(|| {
+        let fails = |range, found: &mut Dirty| {
+            asked(|| assert!(!wordless.disarm(range))) + asked(|| assert!(!wordless.scan_and_rearm(range, found)))
+        };
+        assert_eq!(fails(&range, &mut found), 0, "a child's tracker has armed nothing");
+        // SAFETY: the memory is the test's.
+        unsafe { tracker.arm(range.clone()).unwrap() };
+        assert_eq!(fails(&gone, &mut found), 0, "not mapped");
+        // SAFETY: mapped, and nobody holds a reference to it.
+        unsafe { ((start + PAGE) as *mut u8).write_volatile(1) };
+        assert_eq!(asked(|| assert!(wordless.scan_and_rearm(&range, &mut found))), 0);
+        assert_eq!(found.pages(), 1);
+        // SAFETY: nothing here uses them any more but the tracker.
+        unsafe { libc::close_range(3, u32::MAX, 0) };
+        assert_eq!(fails(&range, &mut found), 0, "the descriptors are closed");
+        assert_eq!(found.pages(), 0);
+    });
 }

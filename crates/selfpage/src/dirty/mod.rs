@@ -164,7 +164,8 @@ impl DirtyTracker {
     /// # Errors
     /// `Invalid`: as for [`DirtyTracker::arm`]. Any other: nothing is known, and nothing has changed. `found` is empty.
     pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
-        fill(found, "scan", &range, |found| match &self.protection {
+        check("scan", &range).inspect_err(|_| found.clear())?;
+        fill(found, &range, |found| match &self.protection {
             None => traps::scan(range.clone(), found),
             Some(protection) => match tracked::region("scan", &range)? {
                 Some(region) => protection.scan_region("scan", &region, range.clone(), Afterwards::Leave, found),
@@ -178,7 +179,8 @@ impl DirtyTracker {
     /// # Errors
     /// As for [`DirtyTracker::arm`]. `found` is empty.
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
-        fill(found, "scan and re-arm", &range, |found| match &self.protection {
+        check("scan and re-arm", &range).inspect_err(|_| found.clear())?;
+        fill(found, &range, |found| match &self.protection {
             None => traps::scan_and_rearm(self.id, range.clone(), found),
             Some(protection) => match self.own_region("scan and re-arm", &range)? {
                 Some(region) => self.arm_region(protection, "scan and re-arm", &region, range.clone(), found),
@@ -202,6 +204,12 @@ impl DirtyTracker {
             None => protection.disarm(range)?,
         }
         Ok(())
+    }
+
+    /// `None`: it works by another mechanism.
+    #[doc(hidden)]
+    pub fn wordless(&self) -> Option<Wordless<'_>> {
+        self.protection.as_ref().map(Wordless)
     }
 
     fn arm_region(
@@ -238,30 +246,47 @@ impl Drop for DirtyTracker {
     }
 }
 
-/// Fills `found` with what `scan` finds and the buffers that devices write to; with nothing where that fails.
-fn fill(
-    found: &mut Dirty,
-    operation: &'static str,
-    range: &Range<usize>,
-    scan: impl FnOnce(&mut Dirty) -> Result<()>,
-) -> Result<()> {
-    let filled = check(operation, range).and_then(|()| {
-        found.begin(range);
-        if range.is_empty() {
-            return Ok(());
-        }
-        // First: a buffer that is given back during the scan is seen.
-        let registered = registered::mark(range, found);
-        scan(found)?;
-        if registered == Registered::Some {
-            found.end(range);
-        }
-        Ok(())
-    });
-    if filled.is_err() {
-        found.clear();
+/// A tracker of memory outside of regions, for whoever has stopped threads, one of which may hold the lock of malloc: an error is not put into
+/// words, for which it would ask for memory. A forked child has none before its tracker has armed something.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Wordless<'a>(&'a WriteProtection);
+
+impl Wordless<'_> {
+    /// [`DirtyTracker::disarm`]. `false`: an error.
+    #[must_use]
+    pub fn disarm(self, range: &Range<usize>) -> bool {
+        let opened = self.0.opened().filter(|_| memory::mapped(range.start, range.len()));
+        opened.is_some_and(|opened| self.0.let_go(opened, range).is_ok())
     }
-    filled
+
+    /// [`DirtyTracker::scan_and_rearm`]. `false`: an error.
+    #[must_use]
+    pub fn scan_and_rearm(self, range: &Range<usize>, found: &mut Dirty) -> bool {
+        let opened = self.0.opened().filter(|_| memory::mapped(range.start, range.len()));
+        opened.is_some_and(|opened| fill(found, range, |found| self.0.find_and_rearm(opened, range, found)).is_ok())
+    }
+}
+
+/// Fills `found` with what `scan` finds and the buffers that devices write to; with nothing where that fails.
+fn fill<E>(
+    found: &mut Dirty,
+    range: &Range<usize>,
+    scan: impl FnOnce(&mut Dirty) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    found.begin(range);
+    if range.is_empty() {
+        return Ok(());
+    }
+    // First: a buffer that is given back during the scan is seen.
+    let registered = registered::mark(range, found);
+    let scanned = scan(found);
+    if scanned.is_err() {
+        found.clear();
+    } else if registered == Registered::Some {
+        found.end(range);
+    }
+    scanned
 }
 
 fn no_soft_dirty() -> &'static str {

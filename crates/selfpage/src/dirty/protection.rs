@@ -57,22 +57,33 @@ impl WriteProtection {
 
     pub(super) fn arm(&self, range: Range<usize>) -> Result<()> {
         let (uffd, pagemap) = self.descriptors()?;
-        register(uffd, pagemap, "arm", &range)?;
+        register(uffd, pagemap, &range).map_err(|why| why.told("arm", &range))?;
         let protected = match self.holes {
             Holes::Found => pagemap.protect(range.start, range.end),
             Holes::Passed => Ok(()),
         };
         let armed = protected.and_then(|()| self.rearm(uffd, pagemap, &range, &mut Dirty::new()));
-        armed.map_err(|errno| forget(uffd, pagemap, "arm", &range, errno))
+        armed.map_err(|errno| {
+            forget(uffd, pagemap, &range);
+            Error::system("arm", object(&range), errno)
+        })
     }
 
     pub(super) fn disarm(&self, range: Range<usize>) -> Result<()> {
-        let (uffd, pagemap) = self.descriptors()?;
+        let descriptors = self.descriptors()?;
+        self.let_go(descriptors, &range).map_err(|why| why.told("disarm", &range))
+    }
+
+    /// Ends what [`WriteProtection::arm`] began.
+    pub(super) fn let_go(
+        &self,
+        (uffd, pagemap): (Uffd, Pagemap),
+        range: &Range<usize>,
+    ) -> std::result::Result<(), Refused> {
         // So that what another userfaultfd watches is refused, which older kernels do not when it ends.
-        register(uffd, pagemap, "disarm", &range)?;
+        register(uffd, pagemap, range)?;
         // SAFETY: owned-range: registered for writes only, so nobody waits there, and absent pages read as they did.
-        unsafe { uffd.unregister(range.start, range.len()) }
-            .map_err(|errno| Error::system("disarm", object(&range), errno))
+        unsafe { uffd.unregister(range.start, range.len()) }.map_err(Refused::Reading)
     }
 
     pub(super) fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
@@ -82,17 +93,27 @@ impl WriteProtection {
     }
 
     pub(super) fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
-        let (uffd, pagemap) = self.descriptors()?;
-        let operation = "scan and re-arm";
+        let descriptors = self.descriptors()?;
+        self.find_and_rearm(descriptors, &range, found).map_err(|why| why.told("scan and re-arm", &range))
+    }
+
+    /// Finds what was written, and makes it clean again.
+    pub(super) fn find_and_rearm(
+        &self,
+        (uffd, pagemap): (Uffd, Pagemap),
+        range: &Range<usize>,
+        found: &mut Dirty,
+    ) -> std::result::Result<(), Refused> {
         // What was mapped over a part counts as written, and so does what mremap has merged with a mapping: the kernel watches neither, and
         // leaves the pages of the second one protected, as if nobody had written to them.
-        let marked = self
-            .mark_unwatched(pagemap, &range, found)
-            .map_err(|errno| Error::system(operation, object(&range), errno))?;
-        register(uffd, pagemap, operation, &range)?;
-        self.rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, operation, &range, errno))?;
+        let marked = self.mark_unwatched(pagemap, range, found).map_err(Refused::Reading)?;
+        register(uffd, pagemap, range)?;
+        self.rearm(uffd, pagemap, range, found).map_err(|errno| {
+            forget(uffd, pagemap, range);
+            Refused::Reading(errno)
+        })?;
         if marked {
-            found.end(&range);
+            found.end(range);
         }
         Ok(())
     }
@@ -117,12 +138,20 @@ impl WriteProtection {
         })
     }
 
+    /// This process's descriptors, if it has opened them.
+    pub(super) fn opened(&self) -> Option<(Uffd, Pagemap)> {
+        let load = |cell: &AtomicI32| Descriptor::from_raw(cell.load(Ordering::Relaxed));
+        let is_open = self.state.word().load(Ordering::Acquire) == OPEN;
+        is_open.then(|| (Uffd(load(&self.uffd)), Pagemap(load(&self.pagemap))))
+    }
+
     /// This process's descriptors.
     fn descriptors(&self) -> Result<(Uffd, Pagemap)> {
         loop {
-            let load = |cell: &AtomicI32| Descriptor::from_raw(cell.load(Ordering::Relaxed));
-            match self.state.word().compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Acquire) {
-                Err(OPEN) => return Ok((Uffd(load(&self.uffd)), Pagemap(load(&self.pagemap)))),
+            if let Some(opened) = self.opened() {
+                return Ok(opened);
+            }
+            match self.state.word().compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed) {
                 Err(_) => thread::give_way(),
                 Ok(_) => {
                     let opened = self.open();
@@ -228,40 +257,63 @@ impl Drop for WriteProtection {
     }
 }
 
-fn register(uffd: Uffd, pagemap: Pagemap, operation: &'static str, range: &Range<usize>) -> Result<()> {
-    // SAFETY: owned-range: for writes only, and with WP_ASYNC: no access waits.
-    unsafe { uffd.register(range.start, range.len(), Modes::WP) }.map_err(|errno| {
+/// Why the kernel would not. To put it into words takes memory, which whoever has stopped threads cannot ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refused {
+    /// It does not watch a part of the range.
+    Watching(Errno),
+    /// It does not say what was written, or does not make it clean.
+    Reading(Errno),
+}
+
+impl Refused {
+    fn told(self, operation: &'static str, range: &Range<usize>) -> Error {
+        let (Refused::Watching(errno) | Refused::Reading(errno)) = self;
         let why = SystemError::into_io(errno);
-        let cause = match errno {
-            Errno::BUSY => format!(
+        let cause = match self {
+            Refused::Watching(Errno::BUSY) => format!(
                 "another userfaultfd watches part of it ({why}): a region of a domain (make it with `RegionBuilder::tracked`), \
                  or another tracker (disarm it there); or leave that part out"
             ),
-            Errno::INVAL => format!("it cuts a huge page of hugetlb ({why}); round both bounds to its size"),
-            Errno::PERM => format!(
+            Refused::Watching(Errno::INVAL) => {
+                format!("it cuts a huge page of hugetlb ({why}); round both bounds to its size")
+            }
+            Refused::Watching(Errno::PERM) => format!(
                 "part of it is a shared mapping of a file that was opened for reading only ({why}); leave that part out"
             ),
-            Errno::BADF | Errno::NOTTY => format!("the program closed the tracker's descriptor ({why}); make a new tracker"),
-            // All of the above the kernel finds first. This it may meet at any mapping, and it watches those before by then, of which a page
-            // may be protected and written to: see `scan_and_rearm`.
-            _ => return forget(uffd, pagemap, operation, range, errno),
+            Refused::Watching(Errno::BADF | Errno::NOTTY) => {
+                format!("the program closed the tracker's descriptor ({why}); make a new tracker")
+            }
+            _ => return Error::system(operation, object(range), errno),
         };
         Error::new(Kind::Invalid, operation, object(range), cause)
+    }
+}
+
+fn register(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>) -> std::result::Result<(), Refused> {
+    // SAFETY: owned-range: for writes only, and with WP_ASYNC: no access waits.
+    unsafe { uffd.register(range.start, range.len(), Modes::WP) }.map_err(|errno| {
+        // Those the kernel finds first. Any other it may meet at any mapping, and it watches those before by then, of which a page may be
+        // protected and written to: see `find_and_rearm`.
+        if !matches!(errno, Errno::BUSY | Errno::INVAL | Errno::PERM | Errno::BADF | Errno::NOTTY) {
+            forget(uffd, pagemap, range);
+        }
+        Refused::Watching(errno)
     })
 }
 
 /// Has the whole range count as written, after a call that was done in part.
-fn forget(uffd: Uffd, pagemap: Pagemap, operation: &'static str, range: &Range<usize>, errno: Errno) -> Error {
+fn forget(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>) {
     // SAFETY: owned-range: registered for writes only, so nobody waits there.
-    if unsafe { uffd.unregister(range.start, range.len()) }.is_err() {
-        // Of a range with a mapping that is of a file, and was never registered, the kernel lets go of nothing.
-        for _ in 0..MOST_TRIES {
-            if unprotect(uffd, pagemap, range) == Ok(()) {
-                break;
-            }
+    if unsafe { uffd.unregister(range.start, range.len()) }.is_ok() {
+        return;
+    }
+    // Of a range with a mapping that is of a file, and was never registered, the kernel lets go of nothing.
+    for _ in 0..MOST_TRIES {
+        if unprotect(uffd, pagemap, range) == Ok(()) {
+            break;
         }
     }
-    Error::system(operation, object(range), errno)
 }
 
 /// Has what is protected in a range count as written.
@@ -363,8 +415,8 @@ mod tests {
                 unsafe { libc::mmap(page(replaced) as *mut _, PAGE_BYTES, protect, flags, file.as_raw_fd(), 0) };
             assert_eq!(mapped as usize, page(replaced));
             let (uffd, pagemap) = protection.descriptors().unwrap();
-            let errno = protection.rearm(uffd, pagemap, &range, &mut Dirty::new()).unwrap_err();
-            let _ = forget(uffd, pagemap, "scan and re-arm", &range, errno);
+            protection.rearm(uffd, pagemap, &range, &mut Dirty::new()).unwrap_err();
+            forget(uffd, pagemap, &range);
             let mut found = Dirty::new();
             found.begin(&range);
             protection.scan(range.clone(), &mut found).unwrap();
