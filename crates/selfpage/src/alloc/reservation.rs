@@ -58,6 +58,19 @@ pub(super) fn may_contain(addr: usize) -> bool {
     FIRST.load(Ordering::Relaxed) <= addr && addr < END.load(Ordering::Relaxed)
 }
 
+#[cfg(test)]
+impl Drop for Reservation {
+    /// A process has one until its end. Of tests each has its own: a few of them had all addresses that there are, and others found none.
+    fn drop(&mut self) {
+        let records_len = RANKS * self.slots_of_rank * size_of::<Slot>();
+        // SAFETY: owned-range: the blocks go with the test that had them.
+        unsafe {
+            memory::unmap(self.start, self.rank_bytes() * (1 + ROOMY_RANKS)).unwrap();
+            memory::unmap(self.records as usize, records_len).unwrap();
+        }
+    }
+}
+
 /// Addresses of packed slots that were opened together, and the slots that they complete.
 #[derive(Debug)]
 pub(super) struct Chunk {
