@@ -296,35 +296,53 @@ fn a_handler_answers_for_its_region_wherever_the_thread_is() {
     }
 }
 
-/// Whatever the thread may that has it started.
+/// Whatever the thread may that has its thread started, and whether the memory had its key before that or has it since.
 #[test]
 fn a_handlers_system_calls_may_use_all_memory() {
     let _alone = alone();
     if mechanism() == Mechanism::PageTables {
         return skip::skip("pku", "by page tables rights are not a thread's; cargo xtask qemu-test --keys");
     }
-    let Some(domain) = built() else { return };
-    let notes = Arc::new(domain.region(PAGE).name("notes").zero().unwrap());
-    notes.pin(0, PAGE).unwrap();
-    let memory = Memory::of(&notes).unwrap();
-    let clerk = ProtectionDomain::new("clerk");
-    clerk.set(&memory, Rights::NONE).unwrap();
-    let (at, filled) = (notes.as_ptr() as usize, Arc::new(AtomicBool::new(false)));
-    let fills = filled.clone();
-    let fills_and_unprotects = move |fault: &MemoryFault<'_>| {
-        // SAFETY: the kernel writes a byte into the region, which no reference is to.
-        fills.store(unsafe { libc::getrandom(at as *mut _, 1, 0) } == 1, SeqCst);
-        match fault.protect_page(Protection::ReadWrite) {
-            Ok(()) => Answer::Handled,
-            Err(_) => Answer::Refuse,
-        }
-    };
-    let entered = clerk.enter().unwrap();
-    let mut region = domain.region(PAGE).handler(fills_and_unprotects).zero().unwrap();
-    drop(entered);
-    region.protect(0, PAGE, Protection::Read).unwrap();
-    region.as_mut_slice::<u64>()[0] = 1;
-    assert!(filled.load(SeqCst), "the kernel refuses the handler's thread what no domain keeps from it");
+    for key_first in [false, true] {
+        // The threads for handlers are a domain's.
+        let Some(domain) = built() else { return };
+        let notes = Arc::new(domain.region(PAGE).name("notes").zero().unwrap());
+        notes.pin(0, PAGE).unwrap();
+        let (at, filled) = (notes.as_ptr() as usize, Arc::new(AtomicBool::new(false)));
+        let fills = filled.clone();
+        let fills_and_unprotects = move |fault: &MemoryFault<'_>| {
+            // SAFETY: the kernel writes a byte into the region, which no reference is to.
+            fills.store(unsafe { libc::getrandom(at as *mut _, 1, 0) } == 1, SeqCst);
+            match fault.protect_page(Protection::ReadWrite) {
+                Ok(()) => Answer::Handled,
+                Err(_) => Answer::Refuse,
+            }
+        };
+        let clerk = ProtectionDomain::new("clerk");
+        let keyed = || {
+            let memory = Memory::of(&notes).unwrap();
+            clerk.set(&memory, Rights::NONE).unwrap();
+            memory
+        };
+        let made = || domain.region(PAGE).handler(fills_and_unprotects).zero().unwrap();
+        // A domain's memory has its key from when somebody enters.
+        let (_memory, mut region) = if key_first {
+            let memory = keyed();
+            let _entered = clerk.enter().unwrap();
+            (memory, made())
+        } else {
+            let region = made();
+            let memory = keyed();
+            drop(clerk.enter().unwrap());
+            (memory, region)
+        };
+        region.protect(0, PAGE, Protection::Read).unwrap();
+        region.as_mut_slice::<u64>()[0] = 1;
+        assert!(
+            filled.load(SeqCst),
+            "key first: {key_first}: the kernel refuses the handler what no domain keeps from it"
+        );
+    }
 }
 
 #[test]

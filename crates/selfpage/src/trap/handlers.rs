@@ -215,8 +215,6 @@ extern "C" fn begin(given: *mut c_void) -> *mut c_void {
     signal::block_others_for_good();
     let _ = rustix::thread::set_name(c"selfpage-handler");
     own_thread::is_now_a_domains();
-    // Whoever starts it may be in a protection domain, and a system call of the program's handler on what that may not touch would fail.
-    protection::refresh();
     // SAFETY: thread-owns-share: `start` waits until this has been said.
     let beginning = unsafe { &*given.cast::<Beginning>() };
     let inner = beginning.inner.clone();
@@ -485,6 +483,8 @@ fn ask(inner: &Inner, fault: Fault, kind: FaultKind) -> Option<(Asked, Answer)> 
     if !asked.is_still(fault, kind) {
         return None;
     }
+    // A system call of the handler's on memory with a key would fail: the key may be younger than this thread, or kept from whoever started it.
+    protection::refresh();
     let answer = asked.answer(fault, kind, Some(fault.thread), None).unwrap_or_else(|trouble| {
         asked.bound.complain(fault.addr.0, trouble);
         Answer::Refuse
