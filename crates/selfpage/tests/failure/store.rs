@@ -315,17 +315,23 @@ fn damage(path: &std::path::Path) -> usize {
     damaged
 }
 
+/// As [`numbered_over`] a file, in which every page is damaged that was saved. How many those are.
+fn numbered_over_damage(trap: Trap) -> (Domain, Region, usize) {
+    // It is gone before the end that comes.
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("store");
+    let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
+    let (domain, region) = numbered_over(trap, Arc::new(store));
+    let damaged = damage(&path);
+    assert!(damaged > FRAMES);
+    (domain, region, damaged)
+}
+
 #[test]
 fn a_damaged_page_is_noticed() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {
-            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-            let path = dir.path().join("store");
-            let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
-            let (_domain, region) = numbered_over(trap, Arc::new(store));
-            assert!(damage(&path) > FRAMES);
-            // Gone before the end that comes.
-            drop(dir);
+            let (_domain, region, _) = numbered_over_damage(trap);
             check_pages(&region, 0..pages(&region));
         })
         .by(libc::SIGBUS, &["SIGBUS: region heap at 0x", "offset", "the store gave back other bytes than were saved"]);
@@ -337,11 +343,7 @@ fn several_threads_that_fail_at_once_are_all_told_of_by_the_name_of_the_region()
     const THREADS: usize = 4;
     let ended = in_child(here!(), "", || {
         tried::catch();
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let path = dir.path().join("store");
-        let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
-        let (_domain, region) = numbered_over(Trap::Upcall, Arc::new(store));
-        damage(&path);
+        let (_domain, region, _) = numbered_over_damage(Trap::Upcall);
         std::thread::scope(|scope| {
             (0..THREADS).for_each(|_| drop(scope.spawn(|| unreadable(&region, Kind::Lost))));
         });
@@ -356,11 +358,7 @@ fn several_threads_that_fail_at_once_are_all_told_of_by_the_name_of_the_region()
 fn threads_that_pin_a_damaged_page_at_once_are_all_told_why() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {
-            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-            let path = dir.path().join("store");
-            let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
-            let (_domain, region) = numbered_over(trap, Arc::new(store));
-            damage(&path);
+            let (_domain, region, _) = numbered_over_damage(trap);
             let is_lost = |at: &usize| region.pin(*at, PAGE).map_err(|error| error.kind()) == Err(Kind::Lost);
             let lost = (0..pages(&region)).map(|index| index * PAGE).find(is_lost).unwrap();
             std::thread::scope(|scope| {
@@ -378,11 +376,7 @@ fn damaged_pages_are_lost_and_the_others_right() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {
             tried::catch();
-            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-            let path = dir.path().join("store");
-            let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
-            let (_domain, region) = numbered_over(trap, Arc::new(store));
-            let damaged = damage(&path);
+            let (_domain, region, damaged) = numbered_over_damage(trap);
             let lost = unreadable(&region, Kind::Lost).len();
             assert!(lost > FRAMES && lost <= damaged, "{lost} of {damaged}");
         })
