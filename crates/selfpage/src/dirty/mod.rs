@@ -256,15 +256,19 @@ impl Wordless<'_> {
     /// [`DirtyTracker::disarm`]. `false`: an error.
     #[must_use]
     pub fn disarm(self, range: &Range<usize>) -> bool {
-        let opened = self.0.opened().filter(|_| memory::mapped(range.start, range.len()));
-        opened.is_some_and(|opened| self.0.let_go(opened, range).is_ok())
+        self.opened(range).is_some_and(|opened| protection::let_go(opened, range).is_ok())
     }
 
     /// [`DirtyTracker::scan_and_rearm`]. `false`: an error.
     #[must_use]
     pub fn scan_and_rearm(self, range: &Range<usize>, found: &mut Dirty) -> bool {
-        let opened = self.0.opened().filter(|_| memory::mapped(range.start, range.len()));
-        opened.is_some_and(|opened| fill(found, range, |found| self.0.find_and_rearm(opened, range, found)).is_ok())
+        let rearmed = |opened| fill(found, range, |found| self.0.find_and_rearm(opened, range, found)).is_ok();
+        self.opened(range).is_some_and(rearmed)
+    }
+
+    /// The tracker's descriptors, where all of the range is mapped.
+    fn opened(self, range: &Range<usize>) -> Option<protection::Opened> {
+        self.0.opened().filter(|_| memory::mapped(range.start, range.len()))
     }
 }
 

@@ -33,6 +33,9 @@ pub(super) enum Holes {
     Passed,
 }
 
+/// The descriptors of a [`WriteProtection`].
+pub(super) type Opened = (Uffd, Pagemap);
+
 /// A userfaultfd and the pagemap, of whichever process uses it: a forked child opens its own.
 pub(super) struct WriteProtection {
     state: State,
@@ -71,19 +74,7 @@ impl WriteProtection {
 
     pub(super) fn disarm(&self, range: Range<usize>) -> Result<()> {
         let descriptors = self.descriptors()?;
-        self.let_go(descriptors, &range).map_err(|why| why.told("disarm", &range))
-    }
-
-    /// Ends what [`WriteProtection::arm`] began.
-    pub(super) fn let_go(
-        &self,
-        (uffd, pagemap): (Uffd, Pagemap),
-        range: &Range<usize>,
-    ) -> std::result::Result<(), Refused> {
-        // So that what another userfaultfd watches is refused, which older kernels do not when it ends.
-        register(uffd, pagemap, range)?;
-        // SAFETY: owned-range: registered for writes only, so nobody waits there, and absent pages read as they did.
-        unsafe { uffd.unregister(range.start, range.len()) }.map_err(Refused::Reading)
+        let_go(descriptors, &range).map_err(|why| why.told("disarm", &range))
     }
 
     pub(super) fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
@@ -100,7 +91,7 @@ impl WriteProtection {
     /// Finds what was written, and makes it clean again.
     pub(super) fn find_and_rearm(
         &self,
-        (uffd, pagemap): (Uffd, Pagemap),
+        (uffd, pagemap): Opened,
         range: &Range<usize>,
         found: &mut Dirty,
     ) -> std::result::Result<(), Refused> {
@@ -139,14 +130,14 @@ impl WriteProtection {
     }
 
     /// This process's descriptors, if it has opened them.
-    pub(super) fn opened(&self) -> Option<(Uffd, Pagemap)> {
+    pub(super) fn opened(&self) -> Option<Opened> {
         let load = |cell: &AtomicI32| Descriptor::from_raw(cell.load(Ordering::Relaxed));
         let is_open = self.state.word().load(Ordering::Acquire) == OPEN;
         is_open.then(|| (Uffd(load(&self.uffd)), Pagemap(load(&self.pagemap))))
     }
 
     /// This process's descriptors.
-    fn descriptors(&self) -> Result<(Uffd, Pagemap)> {
+    fn descriptors(&self) -> Result<Opened> {
         loop {
             if let Some(opened) = self.opened() {
                 return Ok(opened);
@@ -255,6 +246,14 @@ impl Drop for WriteProtection {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Ends what [`WriteProtection::arm`] began.
+pub(super) fn let_go((uffd, pagemap): Opened, range: &Range<usize>) -> std::result::Result<(), Refused> {
+    // So that what another userfaultfd watches is refused, which older kernels do not when it ends.
+    register(uffd, pagemap, range)?;
+    // SAFETY: owned-range: registered for writes only, so nobody waits there, and absent pages read as they did.
+    unsafe { uffd.unregister(range.start, range.len()) }.map_err(Refused::Reading)
 }
 
 /// Why the kernel would not. To put it into words takes memory, which whoever has stopped threads cannot ask for.
