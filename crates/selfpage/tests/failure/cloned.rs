@@ -102,16 +102,20 @@ fn a_clone_that_cannot_be_saved_keeps_the_source_from_changing() {
 /// Somebody is at a fault of a region that is gone, at whose addresses a clone is made, on a stack that needs the only worker.
 #[test]
 fn a_late_fault_of_a_clones_keeps_no_worker_from_the_thread_that_makes_it() {
-    struct Work<'a>(&'a Region, &'a AtomicUsize, &'a AtomicBool);
+    struct Work<'a>(&'a Region, &'a AtomicUsize, &'a AtomicBool, &'a AtomicBool);
 
     extern "C" fn clones(work: *mut c_void) -> *mut c_void {
         // SAFETY: test: it outlives the thread.
-        let Work(source, addr, stop) = unsafe { &*work.cast::<Work<'_>>() };
-        for _ in 0..300 {
+        let Work(source, addr, stop, evicted) = unsafe { &*work.cast::<Work<'_>>() };
+        for _ in 0..100 {
             let clone = source.cow_clone(MemoryStore::new(1 << 20).unwrap()).unwrap();
             addr.store(clone.as_ptr().addr(), SeqCst);
         }
         stop.store(true, SeqCst);
+        // At a thread's end nobody serves the kernel's access to its number on this stack (CAVEATS, exiting threads): it would not be joined.
+        while !evicted.load(SeqCst) {
+            std::hint::spin_loop();
+        }
         std::ptr::null_mut()
     }
 
@@ -122,8 +126,9 @@ fn a_late_fault_of_a_clones_keeps_no_worker_from_the_thread_that_makes_it() {
         }
         let source = domain.region(16 * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
         let stack = domain.region(128 * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
-        let (addr, stop) = (AtomicUsize::new(source.as_ptr().addr()), AtomicBool::new(false));
-        let work = Work(&source, &addr, &stop);
+        let (addr, stop, evicted) =
+            (AtomicUsize::new(source.as_ptr().addr()), AtomicBool::new(false), AtomicBool::new(false));
+        let work = Work(&source, &addr, &stop, &evicted);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for page in (0..16).cycle().take_while(|_| !stop.load(SeqCst)) {
@@ -134,6 +139,7 @@ fn a_late_fault_of_a_clones_keeps_no_worker_from_the_thread_that_makes_it() {
                 while !stop.load(SeqCst) {
                     let _ = stack.evict(0, stack.len_bytes());
                 }
+                evicted.store(true, SeqCst);
             });
             // SAFETY: test: the stack and the work outlive the thread.
             unsafe {
