@@ -21,8 +21,10 @@ use selfpage_core::sync::Ordering;
 mod clones;
 
 use crate::machine::halves;
+use crate::pager::Backing;
 use crate::scheduler::{self, Role, State as Does};
 use crate::snapshots::Cuts;
+use crate::threads::evict_some;
 use crate::world::{Habit, Life, World};
 use crate::{checks, dice};
 
@@ -479,4 +481,72 @@ fn a_neighbour_that_has_its_copy_already_is_not_read_anew() {
         });
     }
     assert!(met > 0, "no image read the two together");
+}
+
+/// A tracker looks at a page on its way out, and at whether it is armed once it is back: the write before that has its note nowhere else.
+#[test]
+fn what_is_put_back_counts_as_written() {
+    let met = Cell::new(0);
+    for seed in 0..8 {
+        for looks in 0..8 {
+            on_stage(seed, |stage| {
+                let (world, parts) = (stage.world, &stage.world.parts);
+                let Some(part) = parts.iter().find(|part| part.pager.backing() == Backing::Nothing) else { return };
+                let (mmu, region, page) = (world.mmu, part.region, part.region.range.first);
+                let stage = Stage { world, region, page };
+                stage.write(1);
+                let arm = move || !region.arm(page) | mmu.written(page);
+                assert!(arm(), "it is new");
+                stage.write(2);
+                let (found, gone): &(Cell<bool>, Cell<bool>) = Box::leak(Box::default());
+                scheduler::spawn("evicts", Role::Domain, move || {
+                    stage.evict();
+                    scheduler::wake(u32::MAX, |_, state| state == Does::Watching);
+                });
+                scheduler::spawn("tracks", Role::Domain, move || {
+                    (0..looks).for_each(|_| scheduler::block(Does::Watching));
+                    gone.set(mmu.read(page).is_none());
+                    found.set(arm());
+                });
+                let _ = scheduler::run_by_looks();
+                assert_eq!((stage.word().0, mmu.read(page)), (State::Resident, Some([2, 0])));
+                met.set(met.get() + u32::from(gone.get()));
+                assert!(
+                    found.get() || !gone.get() || !region.is_armed(page),
+                    "seed {seed}: what was written before it was put back is not found (after {looks} looks)"
+                );
+            });
+        }
+    }
+    assert!(met.get() > 0, "it was never looked at on its way");
+}
+
+/// The policy suggests a frame on its way, and so knows it no more, unless it is told of it again.
+#[test]
+fn the_policy_is_told_of_what_has_moved() {
+    for looks in 0..32 {
+        on_three_pages(|stage| {
+            let world = stage.world;
+            scheduler::spawn("moves", Role::Domain, move || {
+                stage.relocate(0, 3, 4).unwrap();
+                scheduler::wake(u32::MAX, |_, state| state == Does::Watching);
+            });
+            scheduler::spawn("evicts", Role::Domain, move || {
+                (0..looks).for_each(|_| scheduler::block(Does::Watching));
+                evict_some(world, 256);
+            });
+            let _ = scheduler::run_by_looks();
+            (0..7).for_each(|step| checks::write(world, stage.at(step).page, 0, step + 1));
+            for _ in 0..8 {
+                evict_some(world, 256);
+                while save(&world.domain).taken > 0 {}
+                trim_standby(&world.domain, 0);
+            }
+            let known: Vec<u64> = (0..7).filter(|step| stage.at(*step).word().0 == State::Absent).collect();
+            assert!(
+                known.len() == 7,
+                "seed 0: the policy was not told of a frame (only {known:?}, after {looks} looks)"
+            );
+        });
+    }
 }
