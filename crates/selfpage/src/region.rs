@@ -22,6 +22,7 @@ use selfpage_core::linux::memory::Access;
 use selfpage_core::linux::{Errno, signal};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
+use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
@@ -194,10 +195,12 @@ impl<'a> Builder<'a> {
         let means = Means { files: opened.files(), part: Some(opened.part(self.len_bytes)), ..Means::default() };
         self.bind_with(access, means, |len, hash| {
             let written = if access == FileAccess::ReadWrite { len } else { 0 };
+            let apart = PageSet::words(written);
             let bytes = Arena::bytes_for::<AtomicU64>(written) + Arena::bytes_for::<AtomicU16>(written);
-            let mut arena = Arena::new(bytes)?;
+            let mut arena = Arena::new(bytes + Arena::bytes_for::<AtomicU64>(apart))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
-            let pager = unsafe { File::new(opened, Noted::new(hash, arena.table(written)), arena.table(written)) };
+            let (noted, tails, apart) = unsafe { (arena.table(written), arena.table(written), arena.table(apart)) };
+            let pager = File::new(opened, Noted::new(hash, noted), tails, PageSet::new(apart));
             Ok((Box::new(pager), Some(arena)))
         })
     }

@@ -3,7 +3,6 @@
 use std::io::IoSliceMut;
 use std::iter;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
 use arrayvec::ArrayVec;
@@ -11,6 +10,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::pageset::PageSet;
 use selfpage_core::sync::Ordering;
 
 use super::Noted;
@@ -55,8 +55,8 @@ pub struct File {
     /// How many bytes at the end of each page lay behind the end of the file when it was filled or given: a zeroed table of an entry a page,
     /// empty where the program may not write.
     tails: Table<AtomicU16>,
-    /// In a forked child, where the file is the parent's to write: what is changed there. Without room for that it stays in core.
-    apart: OnceLock<Option<Apart>>,
+    /// In a forked child, where the file is the parent's to write: what is changed there.
+    apart: Apart,
     /// Whether a thread was sent to write in the ordinary way once, see [`File::open_way`].
     way_opened: AtomicBool,
     /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
@@ -65,7 +65,7 @@ pub struct File {
 }
 
 impl File {
-    pub(crate) fn new(opened: Opened, noted: Noted, tails: Table<AtomicU16>) -> File {
+    pub(crate) fn new(opened: Opened, noted: Noted, tails: Table<AtomicU16>, apart: PageSet) -> File {
         let Opened { direct, buffered, read_lock, first, access, .. } = opened;
         File {
             direct,
@@ -77,7 +77,7 @@ impl File {
             io: IoChoice::from_env().unwrap_or(IoChoice::Auto),
             noted,
             tails,
-            apart: OnceLock::new(),
+            apart: Apart::new(apart),
             way_opened: false.into(),
             lost: 0.into(),
         }
@@ -114,7 +114,7 @@ impl File {
         let len = self.file_len(context)?;
         let mut rest = pages;
         while let Some(first) = rest.first_mut() {
-            if self.apart().is_some_and(|apart| apart.fill(first, &self.noted)) {
+            if self.apart.fill(first, &self.noted) {
                 rest = &mut rest[1..];
                 continue;
             }
@@ -126,10 +126,6 @@ impl File {
             rest = later;
         }
         Ok(bytes)
-    }
-
-    fn apart(&self) -> Option<&Apart> {
-        self.apart.get()?.as_ref()
     }
 
     /// Reads neighbouring pages in one request.
@@ -295,7 +291,7 @@ impl Pager for File {
         }
         if self.noted.is_as_noted(index, bytes) {
             Verdict::Clean
-        } else if self.apart.get().is_some_and(Option::is_none) {
+        } else if self.apart.has_no_room() {
             Verdict::Stays
         } else {
             Verdict::Changed
@@ -315,15 +311,13 @@ impl Pager for File {
 
     fn forked(&self) {
         // A child's own child has a copy of it.
-        self.apart.get_or_init(|| Apart::new(self.tails.len()).ok());
+        self.apart.begin(self.tails.len());
         forget_engines();
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
-        match self.apart.get() {
-            Some(Some(apart)) => return apart.save(pages, &self.noted),
-            Some(None) => return pages.iter_mut().for_each(|page| page.outcome = Err(PagerError::NoStore)),
-            None => {}
+        if self.apart.has_begun() {
+            return self.apart.save(pages, &self.noted);
         }
         let len = match self.file_len(Context::PagerThread) {
             Ok(len) => len,
@@ -370,9 +364,9 @@ impl Pager for File {
         // Nobody else is at it, who could be told of the error in place of this thread (`syncs_over_forks`).
         let errno = match self.lost.load(Ordering::Relaxed) {
             // The file has nothing of what a forked child changes.
-            0 if self.apart().is_some_and(Apart::has_any) => return Err(PagerError::NoStore),
+            0 if self.apart.has_any() => return Err(PagerError::NoStore),
             // Nor has such a child written anything to it, and the kernel tells each error once: that is for its parent.
-            0 if self.apart.get().is_some() => 0,
+            0 if self.apart.has_begun() => 0,
             0 => rustix::fs::fdatasync(self.buffered.borrow()).err().map_or(0, Errno::raw_os_error),
             errno => errno,
         };
@@ -392,14 +386,12 @@ impl Pager for File {
     }
 
     fn keeps(&self, index: u64) -> bool {
-        self.apart().is_some_and(|apart| apart.has(index))
+        self.apart.has(index)
     }
 
     /// What the program discards is dropped from memory; the file keeps what was saved last.
     fn forget(&self, index: u64, count: u64) {
-        if let Some(apart) = self.apart() {
-            apart.forget(index, count);
-        }
+        self.apart.forget(index, count);
     }
 }
 
@@ -463,7 +455,7 @@ mod tests {
         named.as_file().set_len(PAGE).unwrap();
         let opened = Opened::new(named.path(), 0, FileAccess::Read).unwrap();
         let noted = Noted::new(Arc::new(PageHash::new().unwrap()), Table::empty());
-        File::new(opened, noted, Table::empty())
+        File::new(opened, noted, Table::empty(), PageSet::none())
     }
 
     #[test]
