@@ -483,6 +483,21 @@ fn a_neighbour_that_has_its_copy_already_is_not_read_anew() {
     assert!(met > 0, "no image read the two together");
 }
 
+/// Does `work`, and `other` in the middle of it: after so many of its looks at a page's word, or at its end.
+fn run_with_one_after(looks: u32, work: impl FnOnce() + 'static, other: impl FnOnce() + 'static) {
+    let done: &Cell<bool> = Box::leak(Box::default());
+    scheduler::spawn("works", Role::Domain, move || {
+        work();
+        done.set(true);
+        scheduler::wake(u32::MAX, |_, state| state == Does::Watching);
+    });
+    scheduler::spawn("comes between", Role::Domain, move || {
+        (0..looks).take_while(|_| !done.get()).for_each(|_| scheduler::block(Does::Watching));
+        other();
+    });
+    scheduler::run_by_looks().unwrap();
+}
+
 /// A tracker looks at a page on its way out, and at whether it is armed once it is back: the write before that has its note nowhere else.
 #[test]
 fn what_is_put_back_counts_as_written() {
@@ -499,16 +514,14 @@ fn what_is_put_back_counts_as_written() {
                 assert!(arm(), "it is new");
                 stage.write(2);
                 let (found, gone): &(Cell<bool>, Cell<bool>) = Box::leak(Box::default());
-                scheduler::spawn("evicts", Role::Domain, move || {
-                    stage.evict();
-                    scheduler::wake(u32::MAX, |_, state| state == Does::Watching);
-                });
-                scheduler::spawn("tracks", Role::Domain, move || {
-                    (0..looks).for_each(|_| scheduler::block(Does::Watching));
-                    gone.set(mmu.read(page).is_none());
-                    found.set(arm());
-                });
-                let _ = scheduler::run_by_looks();
+                run_with_one_after(
+                    looks,
+                    move || stage.evict(),
+                    move || {
+                        gone.set(mmu.read(page).is_none());
+                        found.set(arm());
+                    },
+                );
                 assert_eq!((stage.word().0, mmu.read(page)), (State::Resident, Some([2, 0])));
                 met.set(met.get() + u32::from(gone.get()));
                 assert!(
@@ -527,15 +540,11 @@ fn the_policy_is_told_of_what_has_moved() {
     for looks in 0..32 {
         on_three_pages(|stage| {
             let world = stage.world;
-            scheduler::spawn("moves", Role::Domain, move || {
-                stage.relocate(0, 3, 4).unwrap();
-                scheduler::wake(u32::MAX, |_, state| state == Does::Watching);
-            });
-            scheduler::spawn("evicts", Role::Domain, move || {
-                (0..looks).for_each(|_| scheduler::block(Does::Watching));
+            let evicts = move || {
                 evict_some(world, 256);
-            });
-            let _ = scheduler::run_by_looks();
+                while save(&world.domain).taken > 0 {}
+            };
+            run_with_one_after(looks, move || stage.relocate(0, 3, 4).unwrap(), evicts);
             (0..7).for_each(|step| checks::write(world, stage.at(step).page, 0, step + 1));
             for _ in 0..8 {
                 evict_some(world, 256);
