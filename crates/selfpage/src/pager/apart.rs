@@ -39,12 +39,13 @@ impl Apart {
 
     /// Whether a page is here.
     pub(super) fn has(&self, index: u64) -> bool {
-        self.pages.contains(index)
+        // Who writes the file has nothing here, and does not look.
+        self.memory().is_some() && self.pages.contains(index)
     }
 
     /// Whether any is.
     pub(super) fn has_any(&self) -> bool {
-        self.pages.next(0).is_some()
+        self.memory().is_some() && self.pages.next(0).is_some()
     }
 
     fn memory(&self) -> Option<&Mapping> {
