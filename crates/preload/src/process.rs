@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use selfpage_heap::next;
 
 use crate::sys::Quiet;
-use crate::{filters, heap, managed, maps, objects, pagers, program, record, rights, sys};
+use crate::{environment, filters, heap, managed, maps, objects, pagers, program, record, rights, sys};
 
-type Strings = *const *const c_char;
+pub type Strings = *const *const c_char;
 
 next!(EXECVE: c"execve" as fn(*const c_char, Strings, Strings) -> c_int, next_execve);
 next!(EXECVPE: c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int, next_execvpe);
@@ -156,9 +156,7 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, env: Strings) -> c_int {
     // SAFETY: c-library: passed on from our caller.
-    unsafe { program::see(path) };
-    // SAFETY: c-library: passed on from our caller.
-    record::over_exec(|| unsafe { next_execve()(path, args, env) })
+    unsafe { environment::of(program::see(path), env, |env| record::over_exec(|| next_execve()(path, args, env))) }
 }
 
 /// As in the C library.
@@ -188,9 +186,10 @@ pub unsafe extern "C" fn execvp(file: *const c_char, args: Strings) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c_int {
     // SAFETY: c-library: passed on from our caller.
-    unsafe { program::see_in_path(file) };
-    // SAFETY: c-library: passed on from our caller.
-    record::over_exec(|| unsafe { next_execvpe()(file, args, env) })
+    unsafe {
+        let exec = |env| record::over_exec(|| next_execvpe()(file, args, env));
+        environment::of(program::see_in_path(file), env, exec)
+    }
 }
 
 /// As in the C library.
@@ -234,10 +233,7 @@ pub unsafe extern "C" fn posix_spawn(
     env: Strings,
 ) -> c_int {
     // SAFETY: c-library: passed on from our caller.
-    unsafe {
-        program::see(path);
-        next_spawn()(pid, path, actions, attributes, args, env)
-    }
+    unsafe { environment::of(program::see(path), env, |env| next_spawn()(pid, path, actions, attributes, args, env)) }
 }
 
 /// As in the C library.
@@ -255,8 +251,8 @@ pub unsafe extern "C" fn posix_spawnp(
 ) -> c_int {
     // SAFETY: c-library: passed on from our caller.
     unsafe {
-        program::see_in_path(file);
-        next_spawnp()(pid, file, actions, attributes, args, env)
+        let spawn = |env| next_spawnp()(pid, file, actions, attributes, args, env);
+        environment::of(program::see_in_path(file), env, spawn)
     }
 }
 

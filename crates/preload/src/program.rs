@@ -9,6 +9,7 @@ use crate::{filters, record};
 
 const LOADER: &[u8] = b"/ld-linux-x86-64.so.2";
 const LIBRARY: &[u8] = b"/libselfpage_frames.so";
+const OTHER_LIBRARY: &str = "it uses another C library";
 const PATH_BYTES: usize = 4096;
 
 /// Whether somebody who asks for memory at `range` may want to put code there: it is within reach of a jump from the program's own, and
@@ -24,16 +25,26 @@ pub fn may_want_for_code(range: &Range<usize>) -> bool {
     [range.start, range.end].iter().all(|at| at.abs_diff(program) < REACH_BYTES)
 }
 
+/// What becomes of this library in a program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// It is in, or is passed over.
+    Harmless,
+    /// The loader takes it for a library of its own C library's, finds no functions that it needs, and ends: musl's.
+    Fatal,
+}
+
 /// Looks at the program at a path.
 ///
 /// # Safety
 /// *c-library*: `path` is a string, or an address that the kernel cannot read.
-pub unsafe fn see(path: *const c_char) {
+pub unsafe fn see(path: *const c_char) -> Entry {
     // What this takes a filter may forbid.
-    if !filters::are_set() && may_execute(path) {
-        // SAFETY: c-library: the kernel has read it to its end.
-        look_at(unsafe { CStr::from_ptr(path) });
+    if filters::are_set() || !may_execute(path) {
+        return Entry::Harmless;
     }
+    // SAFETY: c-library: the kernel has read it to its end.
+    look_at(unsafe { CStr::from_ptr(path) })
 }
 
 /// Asked of the kernel alone: the program may pass an address of nothing.
@@ -48,28 +59,32 @@ fn may_execute(path: *const c_char) -> bool {
     }
 }
 
-fn look_at(path: &CStr) {
-    if let Some(why) = why_not(path) {
+fn look_at(path: &CStr) -> Entry {
+    let why = why_not(path);
+    if let Some(why) = why {
         record::not_managed(path.to_bytes(), why);
     }
+    if why == Some(OTHER_LIBRARY) { Entry::Fatal } else { Entry::Harmless }
 }
 
 /// The same, looked for in PATH if its name has no slash.
 ///
 /// # Safety
 /// *c-library*: `file` is a string, or null.
-pub unsafe fn see_in_path(file: *const c_char) {
+pub unsafe fn see_in_path(file: *const c_char) -> Entry {
     if filters::are_set() {
-        return;
+        return Entry::Harmless;
     }
     // SAFETY: c-library: passed on from our caller; PATH is a string, if it is there.
     let (file, dirs) = unsafe {
-        let Some(name) = file.as_ref().map(|file| CStr::from_ptr(file).to_bytes()) else { return };
+        let Some(name) = file.as_ref().map(|file| CStr::from_ptr(file).to_bytes()) else {
+            return Entry::Harmless;
+        };
         if name.contains(&b'/') {
             return see(file);
         }
         let Some(dirs) = libc::getenv(c"PATH".as_ptr()).as_ref().map(|dirs| CStr::from_ptr(dirs).to_bytes()) else {
-            return;
+            return Entry::Harmless;
         };
         (name, dirs)
     };
@@ -91,6 +106,7 @@ pub unsafe fn see_in_path(file: *const c_char) {
             return look_at(path);
         }
     }
+    Entry::Harmless
 }
 
 /// Why a program will not be managed. What cannot be looked at may be.
@@ -108,12 +124,22 @@ fn why_not(path: &CStr) -> Option<&'static str> {
     why.or_else(lacks_library)
 }
 
+/// The names in LD_PRELOAD.
+pub fn preloaded(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|byte| b" :".contains(byte))
+}
+
+/// Whether that is this library.
+pub fn is_own(name: &[u8]) -> bool {
+    name.ends_with(LIBRARY)
+}
+
 /// Whether the loader will not find this library, as behind another root: it says so, and goes on without.
 fn lacks_library() -> Option<&'static str> {
     // SAFETY: c-library: the name ends with NUL, and so does what it stands for.
     let list = unsafe { libc::getenv(c"LD_PRELOAD".as_ptr()).as_ref().map(|list| CStr::from_ptr(list).to_bytes())? };
     // Others may have put a library of theirs before it.
-    let own = list.split(|byte| b" :".contains(byte)).find(|name| name.ends_with(LIBRARY))?;
+    let own = preloaded(list).find(|name| is_own(name))?;
     let mut path = [0u8; PATH_BYTES];
     path.get_mut(..own.len()).filter(|room| room.len() < PATH_BYTES)?.copy_from_slice(own);
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;

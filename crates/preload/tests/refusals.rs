@@ -133,6 +133,53 @@ pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os
     }
 }
 
+/// musl's loader loads the library, finds no functions of its C library for it, and ends.
+#[test]
+fn programs_with_another_c_library_are_executed_without_ours() {
+    const OTHER: &str = "import ctypes, os, sys
+c = ctypes.CDLL(None)
+program = sys.argv[1]
+folder, name = (text.encode() for text in os.path.split(program))
+os.environ['PATH'] = '/nonexistent:' + folder.decode()
+path, no = program.encode(), None
+strings = lambda *items: (ctypes.c_char_p * (len(items) + 1))(*items, None)
+pid = ctypes.c_int()
+ways = {
+    'execv': lambda: c.execv(path, strings(name)),
+    'execve': lambda: c.execve(path, strings(name), strings(b'OTHER=1', b'LD_PRELOAD=' + b'/nonexistent.so:' + library + b' /other.so')),
+    'execvp': lambda: c.execvp(name, strings(name)),
+    'execl': lambda: c.execl(path, name, no),
+    'null': lambda: c.execve(path, strings(name), no),
+    'many': lambda: c.execve(path, strings(name), strings(*[b'X%d=' % index for index in range(1020)], b'LD_PRELOAD=' + library)),
+    'spawn': lambda: c.posix_spawn(ctypes.byref(pid), path, no, no, strings(name), env) or os.waitpid(pid.value, 0),
+    'spawnp': lambda: c.posix_spawnp(ctypes.byref(pid), name, no, no, strings(name), env) or os.waitpid(pid.value, 0),
+}
+library = os.environb[b'LD_PRELOAD']
+env = strings(*[name + b'=' + value for name, value in os.environb.items()])
+for name_of_way, way in ways.items():
+    sys.stdout.write(name_of_way + ': ')
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        way()
+        os._exit(7)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == 7, (name_of_way, status)
+";
+    if !run::possible() || !run::has(PYTHON) {
+        return;
+    }
+    let loader = run::compile("loader", &["-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector", "-O1"]);
+    let program = run::compile("alone", &[&format!("-Wl,--dynamic-linker={}", loader.display())]);
+    let ran = run::run("8M", PYTHON, &["-S", "-c", OTHER, program.to_str().unwrap()]);
+    let own = "none, none\n";
+    let others = "/nonexistent.so:/other.so, 1\n";
+    let expected =
+        format!("execv: {own}execve: {others}execvp: {own}execl: {own}null: {own}many: {own}spawn: {own}spawnp: {own}");
+    assert_eq!((ran.text(), ran.code()), (expected, 0), "{}", ran.errors());
+    assert!(ran.errors().contains("another C library"), "{}", ran.errors());
+}
+
 /// As behind `chroot`, or in another mount namespace.
 #[test]
 fn programs_that_are_executed_where_the_library_is_not() {
