@@ -1,6 +1,5 @@
 //! The stack of a thread that forks, where it lies in a region.
 
-use std::iter::once;
 use std::sync::Arc;
 
 use selfpage_core::addr::{PageNo, VirtAddr};
@@ -30,21 +29,23 @@ impl KeptStack {
         let count = KEPT_PAGES.min(u64::from(inner.pool.frames()) / 4);
         let mut pages: Vec<_> = inner.on_table(move |context| {
             let is_kept = |page: &PageNo| range::pin(state, context, *page) == Outcome::Resolved;
-            let down = (0..count).map(|pages| PageNo(here.0.saturating_sub(pages))).take_while(is_kept);
-            down.chain(once(here.plus(1)).filter(is_kept)).collect()
+            // What is used for certain comes first: there may be no frames for the rest.
+            let down = (1..count).map(|pages| PageNo(here.0.saturating_sub(pages)));
+            [here, here.plus(1)].into_iter().filter(is_kept).chain(down.take_while(is_kept)).collect()
         });
         loop {
             // Without the turn: whoever makes room for copies may need it to end.
-            let written = &pages[..];
-            let kept = inner.on_table(move |context| {
+            pages = inner.on_table(move |context| {
                 let write = |page: &PageNo| Fault { addr: page.addr(), access: Access::Write, thread: 0 };
-                let outcomes = written.iter().map(|page| resolve(state, context, write(page)));
-                outcomes.take_while(|outcome| matches!(outcome, Outcome::Resolved | Outcome::Retry)).count()
+                let is_written =
+                    |page: &PageNo| matches!(resolve(state, context, write(page)), Outcome::Resolved | Outcome::Retry);
+                let (written, unwritten): (Vec<_>, Vec<_>) = pages.into_iter().partition(is_written);
+                // There may be no frame for the copy of one: to ask again would be to ask for ever.
+                for page in unwritten {
+                    range::unpin(state, page);
+                }
+                written
             });
-            // There may be no frame for the copy of one: to ask again would be to ask for ever.
-            for page in pages.drain(kept..) {
-                range::unpin(state, page);
-            }
             let turn = inner.cutting.begin();
             if !pages.iter().any(|page| copy_first::is_armed(state, *page)) {
                 // The turn is kept as well: nobody arms pages anew.

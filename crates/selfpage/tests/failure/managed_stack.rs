@@ -74,14 +74,19 @@ fn a_fork_on_a_stack_that_is_armed() {
 /// Its pages are armed, and the copies of the first writes find no place.
 #[test]
 fn a_fork_on_an_armed_stack_for_whose_copies_there_is_no_frame() {
-    in_child(here!(), "", || {
-        let domain = Domain::with_frames(96 * PAGE).build().unwrap();
-        let (stack, pinned) = (domain.region(64 * PAGE).zero().unwrap(), domain.region(96 * PAGE).zero().unwrap());
-        let mut clone = None;
-        on_stack_in(&stack, || {
-            // So much of it is in core.
-            down(400, &mut || ());
-            let resident = stack.residency().iter().filter(|page| page.load(SeqCst) != 0).count();
+    in_child(here!(), "", || (0..STEPS_A_PAGE).for_each(fork_on_owed_stack)).well();
+}
+
+/// Forks so far down on a stack of which a clone has nothing yet, and which is longer than there are frames for copies of it.
+fn fork_on_owed_stack(steps: usize) {
+    let domain = Domain::with_frames(96 * PAGE).build().unwrap();
+    let (stack, pinned) = (domain.region(64 * PAGE).zero().unwrap(), domain.region(96 * PAGE).zero().unwrap());
+    let mut clone = None;
+    on_stack_in(&stack, || {
+        // So much of it is in core.
+        down(400, &mut || ());
+        let resident = stack.residency().iter().filter(|page| page.load(SeqCst) != 0).count();
+        down(steps, &mut || {
             std::thread::scope(|scope| {
                 // On a stack of its own.
                 let cloned = scope.spawn(|| {
@@ -93,6 +98,23 @@ fn a_fork_on_an_armed_stack_for_whose_copies_there_is_no_frame() {
             });
             forked(|| {});
         });
+    });
+}
+
+/// How deep on a stack two calls must be for their frames to lie at any two places in a page.
+const STEPS_A_PAGE: usize = 20;
+
+/// The page that `fork` returns to is above the one that its handlers stand on, and is used for certain.
+#[test]
+fn a_fork_on_a_stack_that_cannot_be_kept_whole() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let pinned = domain.region(50 * PAGE).zero().unwrap();
+        pinned.pin(0, 50 * PAGE).unwrap();
+        for steps in 0..STEPS_A_PAGE {
+            let stack = domain.region(64 * PAGE).stored(MemoryStore::new(64 * PAGE as u64).unwrap()).unwrap();
+            on_stack_in(&stack, || down(steps, &mut || forked(|| {})));
+        }
     })
     .well();
 }
