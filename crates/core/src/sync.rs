@@ -113,7 +113,10 @@ mod waiting {
         /// Somebody else has it closed.
         ByAnother,
         /// Somebody was inside all the time.
-        InUse,
+        InUse {
+            /// How many have left meanwhile.
+            left: u32,
+        },
     }
 
     impl Gate {
@@ -169,7 +172,8 @@ mod waiting {
         /// # Errors
         /// The caller may try again. That matters where one inside waits for a kernel lock whose holder waits to get in.
         pub fn close(&self, mmu: &dyn Mmu, timeout_us: u32) -> Result<(), Unclosed> {
-            if self.0.fetch_or(CLOSED, Ordering::SeqCst) & CLOSED != 0 {
+            let at_first = self.0.fetch_or(CLOSED, Ordering::SeqCst);
+            if at_first & CLOSED != 0 {
                 return Err(Unclosed::ByAnother);
             }
             let deadline = mmu.now_ns() + u64::from(timeout_us) * 1000;
@@ -181,7 +185,7 @@ mod waiting {
                 let left_us = deadline.saturating_sub(mmu.now_ns()) / 1000;
                 if left_us == 0 {
                     self.open(mmu);
-                    return Err(Unclosed::InUse);
+                    return Err(Unclosed::InUse { left: at_first.saturating_sub(now & !CLOSED) });
                 }
                 mmu.sleep(&self.0, now, left_us as u32);
             }

@@ -392,10 +392,10 @@ impl Inner {
         (u64::from(self.state.stack.budget()) * u64::from(self.standby_share) / 256) as u32
     }
 
-    /// Closes the gate, however long it takes.
+    /// Closes the gate, however often it must be tried. It does not come to that while a device that never answers keeps somebody inside.
     pub(crate) fn close_gate(&self) {
         let mut closer = Closer::default();
-        while closer.close(self).is_err() {
+        while closer.close(&self.state.gate, self.state.mmu).is_err() {
             closer.pause();
         }
     }

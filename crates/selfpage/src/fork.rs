@@ -336,7 +336,10 @@ impl PausedDomain {
     fn try_close_gate(&self, closer: &mut Closer) -> Result<(), Open> {
         match self.shared {
             Ok(()) => self.inner.try_close_gate_drained(closer),
-            Err(_) => closer.close(&self.inner).map_err(|_| Open::InUse),
+            Err(_) => {
+                let state = self.inner.state();
+                closer.close(&state.gate, state.mmu).map_err(|_| Open::InUse)
+            }
         }
     }
 

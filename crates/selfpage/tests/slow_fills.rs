@@ -1,4 +1,4 @@
-//! What waits until nobody is inside a domain's gate ends, however slow the pager is that keeps threads there.
+//! What waits until nobody is inside a domain's gate ends, also beside a pager that keeps threads there for long.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

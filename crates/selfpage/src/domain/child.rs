@@ -107,7 +107,7 @@ impl Inner {
     /// Closes the gate, if nothing is on its way to a store just now, and no page is unmapped to see whether it is used: a fork copies
     /// neither.
     pub(crate) fn try_close_gate_drained(&self, closer: &mut Closer) -> std::result::Result<(), Open> {
-        closer.close(self).map_err(|_| Open::InUse)?;
+        closer.close(&self.state.gate, self.state.mmu).map_err(|_| Open::InUse)?;
         let left = self.state.undrained();
         if left > 0 || self.ends_samples.load(Ordering::SeqCst) {
             self.state.gate.open(self.state.mmu);

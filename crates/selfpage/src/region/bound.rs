@@ -249,7 +249,7 @@ impl Bound {
             let mut regions = inner.regions();
             let core = &*self.region;
             let (closed, tries) = inner.on_pager_thread(move || {
-                if closer.close(inner).is_err() {
+                if closer.close(&state.gate, state.mmu).is_err() {
                     return (None, closer);
                 }
                 // Nobody is inside: what pager threads have read ahead since then shows now.
