@@ -23,6 +23,7 @@ mod turn;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayString;
 use selfpage_core::addr::{Frame, PageBytes};
@@ -261,30 +262,41 @@ fn hold(inners: Vec<Arc<Inner>>) -> (Vec<PausedDomain>, taken::Held) {
     (domains, taken)
 }
 
-/// How often a fork waits while nothing of what a domain has in frames alone goes to where a child can have it: a filter of the program's may
-/// forbid for good what would map it. It comes to ten seconds; those in which the process is stopped (SIGSTOP) are none.
-const PATIENCE: u32 = 40_000;
+/// How long a fork waits while nothing of what a domain has in frames alone goes to where a child can have it: a filter of the program's may
+/// forbid for good what would map it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What counts of one try: the process may be stopped (SIGSTOP) meanwhile.
+const MOST_OF_A_TRY: Duration = Duration::from_millis(200);
+
+/// What keeps a fork from closing the gates.
+struct Stuck {
+    /// The first domain that is in the way, the least that it had left, and what it had saved.
+    at: usize,
+    least: usize,
+    saved: u64,
+    /// How long that is so, and when it was looked at last.
+    waited: Duration,
+    last: Instant,
+}
 
 /// Closes the gates of all domains, or none and tries again: whoever is inside one may wait for a lock of the kernel's whose holder
 /// waits to get into another. A child gets nothing of a domain that cannot be drained.
 fn close_gates(domains: &mut [PausedDomain]) {
-    // The first domain that is in the way, the least that it had left, what it had saved, and how often this has waited since.
-    let mut stuck = (usize::MAX, 0, 0, 0);
+    let mut stuck: Option<Stuck> = None;
     let mut closer = Closer::default();
     while let Some((at, why)) = first_open(domains, &mut closer) {
         for domain in &domains[..at] {
             domain.open_gate();
         }
         if let Open::Undrained(pages) = why {
-            let saved = domains[at].inner.state().counters.read().bytes_saved;
-            let (last, least, saved_then, times) = stuck;
-            if at != last || pages < least || saved > saved_then {
-                stuck = (at, pages, saved, 0);
-            } else if times < PATIENCE {
-                stuck = (last, least, saved_then, times + 1);
-            } else {
+            let (saved, now) = (domains[at].inner.state().counters.read().bytes_saved, Instant::now());
+            let same = stuck.filter(|stuck| stuck.at == at && stuck.least <= pages && stuck.saved >= saved);
+            let waited = same.as_ref().map_or(Duration::ZERO, |same| same.waited + MOST_OF_A_TRY.min(now - same.last));
+            if waited >= PATIENCE {
                 domains[at].shared = Err(format!("{pages} of its pages can neither be saved nor mapped"));
             }
+            let (least, saved) = same.map_or((pages, saved), |same| (same.least, same.saved));
+            stuck = Some(Stuck { at, least, saved, waited, last: now });
         }
         domains[at].inner.drain();
         closer.pause();
@@ -450,7 +462,6 @@ fn die_inherited(bound: &Bound, why: Errno) -> ! {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo};
     use selfpage_core::policy::{Policy, Use};

@@ -1,12 +1,15 @@
 //! A filter on system calls that comes later, and pages whose contents are in their frames alone: an access to one fails, and nothing
 //! of it is lost.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
-use selfpage::pager::{Context, PagerError};
+use selfpage::pager::{Context, PagerError, UserPager};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, FileAccess, Locking, Protection, Region, Sampling};
+use selfpage_core::addr::PageBytes;
 
 use crate::filter::Call;
 use crate::over_memory::over_memory;
@@ -126,25 +129,64 @@ fn a_flush_says_that_a_page_cannot_be_read() {
     .well();
 }
 
+/// Takes its time over each page.
+struct Slow;
+
+impl UserPager for Slow {
+    fn fill(&self, _index: u64, _bytes: &mut PageBytes) -> io::Result<()> {
+        std::thread::sleep(Duration::from_millis(100));
+        Ok(())
+    }
+
+    fn save(&self, _index: u64, _bytes: &PageBytes) -> io::Result<()> {
+        unreachable!("nothing is written")
+    }
+}
+
+/// And each time that it looks whether something does it may have to wait for others' fills.
 #[test]
 fn a_fork_gives_up_a_page_that_nothing_maps_any_more() {
-    in_child(here!(), "", || {
-        let domain = Domain::with_frames(256 * PAGE).build().unwrap();
-        let region = domain.region(16 * PAGE).tracked().stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
-        // SAFETY: test: a word of the region.
-        unsafe { word(&region, 0).write_volatile(7) };
-        drop(region.sample(Sampling::Whole).unwrap());
-        MOVE.fails_everywhere(libc::EPERM).unwrap();
-        // SAFETY: test: the child accesses a word, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: test: as above.
-            unsafe { libc::_exit(word(&region, 0).read_volatile() as i32) };
+    let here = here!();
+    std::thread::scope(|scope| {
+        for readers in [0, 2] {
+            scope.spawn(move || in_child(here, &format!("{readers} readers"), || gives_up_a_page(readers)).well());
         }
-        let mut status = 0;
-        // SAFETY: test: a child of ours.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
-    })
-    .well();
+    });
+}
+
+/// Forks where a page is aside that nothing maps, beside so many readers of other pages, which come by copies.
+fn gives_up_a_page(readers: usize) {
+    const PAGES: usize = 2048;
+    let domain = Domain::with_frames(2 * PAGES * PAGE).build().unwrap();
+    let region = domain.region(16 * PAGE).tracked().stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+    let slow = domain.region(PAGES * PAGE).user(Slow).unwrap();
+    slow.protect(0, slow.len_bytes(), Protection::Read).unwrap();
+    // SAFETY: test: a word of the region.
+    unsafe { word(&region, 0).write_volatile(7) };
+    drop(region.sample(Sampling::Whole).unwrap());
+    MOVE.fails_everywhere(libc::EPERM).unwrap();
+    for reader in 0..readers {
+        let first = word(&slow, 0).addr();
+        std::thread::spawn(move || {
+            // Each page once, in an order that no reading ahead follows.
+            for turn in (reader..PAGES).step_by(readers) {
+                let at = (first + turn * 521 % PAGES * PAGE) as *const u64;
+                // SAFETY: test: a word of a region that stays as long as the process.
+                assert_eq!(unsafe { at.read_volatile() }, 0);
+            }
+        });
+    }
+    until("readers are at it", || domain.stats().counts.fills_total >= readers as u64);
+    // SAFETY: test: the child accesses a word, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: test: as above.
+        unsafe { libc::_exit(word(&region, 0).read_volatile() as i32) };
+    }
+    let mut status = 0;
+    // SAFETY: test: a child of ours.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
+    // Under the readers.
+    std::mem::forget(slow);
 }
