@@ -9,7 +9,7 @@
 
 use core::array;
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 const STREAMS: usize = 4;
 /// Streams step at most this many pages at a time.
@@ -59,6 +59,8 @@ pub struct Streams {
     /// The last fault, and the one before it.
     last: AtomicU64,
     before: AtomicU64,
+    /// Whether the last fault came once more already.
+    repeated: AtomicBool,
     streams: [Stream; STREAMS],
 }
 
@@ -106,6 +108,7 @@ impl Streams {
             clock: AtomicU32::new(0),
             last: AtomicU64::new(u64::MAX),
             before: AtomicU64::new(u64::MAX),
+            repeated: AtomicBool::new(false),
             streams: array::from_fn(|_| Stream::new()),
         }
     }
@@ -127,10 +130,15 @@ impl Streams {
         let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let last = self.last.swap(index, Ordering::Relaxed);
         let met_last = |stream: &&Stream| stream.met.load(Ordering::Relaxed) == now.wrapping_sub(1);
-        if index == last
-            && let Some(stream) = self.streams.iter().find(met_last)
-        {
-            return again(stream, index, now, limits);
+        let repeated = self.repeated.swap(index == last, Ordering::Relaxed);
+        if index == last {
+            if repeated {
+                // The program drops the page, and touches it alone each time.
+                return Plan::ALONE;
+            }
+            if let Some(stream) = self.streams.iter().find(met_last) {
+                return again(stream, index, now, limits);
+            }
         }
         let before = self.before.swap(last, Ordering::Relaxed);
         // Pages of a sequence are on every grid: the densest one goes on.
@@ -437,6 +445,27 @@ mod tests {
                 assert_eq!(twice.plan(*at, LIMITS), Plan { ahead: None, ..plan });
                 *at += u64::from(plan.count);
             }
+        }
+    }
+
+    /// As a program's that drops a stretch of pages and touches the first of them, time and again.
+    #[test]
+    fn a_fault_that_comes_a_third_time_fetches_its_page_alone() {
+        // In a sequence that is followed so far, one that is read ahead of last.
+        for faults in 1..8 {
+            let streams = Streams::new();
+            let mut at = 100;
+            for _ in 1..faults {
+                at += u64::from(streams.plan(at, LIMITS).count);
+            }
+            let plan = streams.plan(at, LIMITS);
+            assert_eq!(streams.plan(at, LIMITS), Plan { ahead: None, ..plan });
+            for _ in 0..10 {
+                assert_eq!(streams.plan(at, LIMITS), Plan::ALONE, "{faults}");
+            }
+            // And the sequence goes on where it was left.
+            let next = streams.plan(at + u64::from(plan.count), LIMITS);
+            assert!(next.count >= plan.count, "{faults}: {plan:?}, {next:?}");
         }
     }
 
