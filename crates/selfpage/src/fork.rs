@@ -159,7 +159,7 @@ extern "C" fn parent() {
     for domain in pause.domains {
         domain.resume_in_parent();
     }
-    drop(pause.stack);
+    pause.stack.into_iter().for_each(KeptStack::let_go);
     drop(pause.taken);
     drop(pause.locks);
     drop(pause.turn);
@@ -206,7 +206,7 @@ extern "C" fn child() {
     drop(reserved);
     protection::fork::forked(&mut pause.locks.rights);
     dirty::traps::forked();
-    drop(pause.stack);
+    pause.stack.into_iter().for_each(KeptStack::let_go_in_child);
     drop(pause.locks);
     pause.turn.end_in_child();
     signal::restore(pause.mask);

@@ -11,7 +11,7 @@ use crate::domain::Inner;
 /// What the handlers of a fork use, and the C library between them.
 const KEPT_PAGES: u64 = 16;
 
-/// Pages of the calling thread's stack that stay in core until this is dropped, and may be written to: while gates are closed, and in a
+/// Pages of the calling thread's stack that stay in core until it is let go, and may be written to: while gates are closed, and in a
 /// child that has no pager threads yet, nobody would bring them in, or answer the first write to one that is armed.
 pub(super) struct KeptStack {
     inner: Arc<Inner>,
@@ -55,14 +55,22 @@ impl KeptStack {
         }
         Some(KeptStack { inner, pages })
     }
-}
 
-impl Drop for KeptStack {
-    fn drop(&mut self) {
+    /// In the parent.
+    pub(super) fn let_go(self) {
+        self.unpin();
+        self.inner.cutting.end();
+    }
+
+    /// In a forked child, where the turn has ended already: code of the program's has run since, and the next may be its own.
+    pub(super) fn let_go_in_child(self) {
+        self.unpin();
+    }
+
+    fn unpin(&self) {
         for page in &self.pages {
             // A child that did not get the domain has no such page.
             range::unpin(self.inner.state(), *page);
         }
-        self.inner.cutting.end();
     }
 }
