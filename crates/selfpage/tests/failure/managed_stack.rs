@@ -68,7 +68,7 @@ fn a_fork_on_a_stack_that_was_never_used_so_far_down() {
 
 #[test]
 fn a_fork_on_a_stack_that_is_armed() {
-    in_child(here!(), "", || on_armed_stack(&domain_with(DescriptorTable::Shared), 300, || forked(|| {}))).well();
+    in_child(here!(), "", || on_armed_stack(&domain_with(DescriptorTable::Shared), 100, || forked(|| {}))).well();
 }
 
 /// Its pages are armed, and the copies of the first writes find no place.
