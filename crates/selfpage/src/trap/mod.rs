@@ -6,7 +6,7 @@
 
 pub(crate) mod ask;
 pub(crate) mod errand;
-pub(crate) mod handler_place;
+mod handler_place;
 mod handler_stack;
 pub(crate) mod handlers;
 pub(crate) mod pager;
