@@ -28,14 +28,14 @@ fn doctor(arguments: &[&str]) -> (String, Output) {
 
 /// What no machine goes without a line for.
 #[rustfmt::skip]
-const FEATURES: [&str; 38] = [
+const FEATURES: [&str; 40] = [
     "kernel", "seccomp", "userfaultfd", "/dev/userfaultfd", "UFFDIO_MOVE", "UFFDIO_MOVE keeps uffd-wp",
     "UFFD_FEATURE_SIGBUS", "UFFD_FEATURE_THREAD_ID", "UFFD_FEATURE_PAGEFAULT_FLAG_WP", "UFFD_FEATURE_WP_ASYNC",
     "UFFDIO_COPY", "UFFDIO_CONTINUE", "UFFDIO_POISON", "unshare(CLONE_FILES)", "pidfd_getfd", "process_vm_readv",
     "process_vm_writev", "/dev/kvm", "soft-dirty bits", "PAGEMAP_SCAN", "/proc/self/mem", "MADV_POPULATE_WRITE", "MADV_GUARD_INSTALL", "transparent huge pages",
     "vm.overcommit_memory", "huge pages for blocks and frames", "medium huge pages (mTHP)", "overcommit for blocks",
     "memory pressure (PSI)", "free page reporting", "guest_halt_poll_ns", "protection keys", "RLIMIT_MEMLOCK", "swap",
-    "vm.max_map_count", "io_uring", "O_DIRECT", "store space",
+    "vm.max_map_count", "io_uring", "preadv2", "pwritev2", "O_DIRECT", "store space",
 ];
 
 #[test]
@@ -160,6 +160,8 @@ fn a_call_that_a_filter_refuses_is_found_and_named() {
         (of_thread, libc::EINVAL, "pidfd_getfd", "degraded", 0),
         (Call::with(libc::SYS_process_vm_readv, 5, 0), libc::EPERM, "process_vm_readv", "refused", 0),
         (Call::with(libc::SYS_process_vm_writev, 5, 0), libc::EPERM, "process_vm_writev", "refused", 0),
+        (Call::any(libc::SYS_preadv2), libc::EPERM, "preadv2", "refused", 0),
+        (Call::any(libc::SYS_pwritev2), libc::ENOSYS, "pwritev2", "absent", 0),
         (Call::with(libc::SYS_prlimit64, 1, libc::RLIMIT_MEMLOCK), libc::EPERM, "RLIMIT_MEMLOCK", "degraded", 0),
         (Call::with(libc::SYS_prlimit64, 1, libc::RLIMIT_NOFILE), libc::EPERM, "RLIMIT_NOFILE", "degraded", 0),
     ] {

@@ -30,14 +30,14 @@ pub(super) fn examine() -> Vec<Finding> {
             "files are read without their lock; a write-protected page that a forked child shares can be evicted",
             "a page of a file waits for the file's lock (not on ext4, btrfs, tmpfs); a write-protected page stays in its frame while a forked \
              child shares it",
-            "allow process_vm_readv and preadv2 in the container's seccomp profile",
+            "allow process_vm_readv in the container's seccomp profile",
         ),
         probed(
             "process_vm_writev",
             probe::writes_itself(),
             "changed pages of a file are saved without its lock",
             "a file's last page, and all of one whose lock is taken, cannot be saved",
-            "allow process_vm_writev and pwritev2 in the container's seccomp profile",
+            "allow process_vm_writev in the container's seccomp profile",
         ),
         probed(
             "MADV_POPULATE_WRITE",

@@ -1,10 +1,11 @@
 //! Where saved pages would go by default, and how.
 
 use super::limits::untold;
-use super::{Finding, State, name, readable, setting};
-use rustix::fs::{Mode, OFlags, open, statvfs};
-use rustix::io::{Errno, pread, pwrite};
+use super::{Finding, State, name, probed, readable, setting};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open, statvfs};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 use selfpage_core::linux::limit::{self, Resource};
+use selfpage_core::linux::probe::{Answer, Shortfall};
 
 /// Where a store goes that has no path: unlike `/tmp`, a disk on every distribution.
 const DIRECTORY: &str = "/var/tmp";
@@ -13,7 +14,26 @@ const SPACE_MIN_BYTES: u64 = 1 << 30;
 
 /// A line for each feature.
 pub(super) fn examine() -> Vec<Finding> {
-    vec![io_uring(), direct(), space()]
+    let (reads, writes) = without_waiting();
+    vec![
+        io_uring(),
+        probed(
+            "preadv2",
+            reads,
+            "files are read past the page cache",
+            "files are read by way of the page cache, and cached twice",
+            "allow preadv2 in the container's seccomp profile",
+        ),
+        probed(
+            "pwritev2",
+            writes,
+            "changed pages of files are saved past the page cache",
+            "changed pages of files are saved by way of the page cache where io_uring does not do it, and cached twice",
+            "allow pwritev2 in the container's seccomp profile",
+        ),
+        direct(),
+        space(),
+    ]
 }
 
 fn io_uring() -> Finding {
@@ -33,6 +53,18 @@ fn io_uring() -> Finding {
     };
     let state = if why.raw_os_error() == Some(libc::EPERM) { State::Refused } else { State::Absent };
     Finding::new(FEATURE, state, format!("{cause}; threads with pread and pwrite stand in")).remedy(remedy)
+}
+
+/// Whether reads and writes can be told not to wait. Of nothing, no file refuses them.
+fn without_waiting() -> (Answer, Answer) {
+    let refused = |why: Errno| Shortfall::Refused(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()));
+    match memfd_create("selfpage-doctor", MemfdFlags::CLOEXEC) {
+        Err(why) => (Err(refused(why)), Err(refused(why))),
+        Ok(file) => (
+            preadv2(&file, &mut [], 0, ReadWriteFlags::NOWAIT).map(drop).map_err(refused),
+            pwritev2(&file, &[], 0, ReadWriteFlags::NOWAIT).map(drop).map_err(refused),
+        ),
+    }
 }
 
 /// A page where direct I/O can reach it.

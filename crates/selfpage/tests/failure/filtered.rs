@@ -93,6 +93,36 @@ fn a_filter_that_forbids_what_files_are_read_by_past_their_lock() {
     }
 }
 
+/// It goes by way of the page cache then, as where the lock is taken.
+#[test]
+fn a_filter_that_forbids_what_files_are_written_by_past_their_lock() {
+    for (trap, name) in TRAPS {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            in_child(here!(), &format!("{name} {errno}"), || {
+                let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+                let path = numbered_file(&dir, 4 * FRAMES);
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let mut region = domain.region(0).trap(trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
+                // No filter sees what io_uring is asked for.
+                Call::any(libc::SYS_io_uring_enter).fails_everywhere(libc::EPERM).unwrap();
+                Call::any(libc::SYS_pwritev2).fails_everywhere(errno).unwrap();
+                limit_time();
+                for page in region.as_mut_slice::<[u64; 512]>() {
+                    page[511] += 1;
+                }
+                region.flush(0, region.len_bytes()).unwrap();
+                let written = std::fs::read(&path).unwrap();
+                for (index, page) in written.chunks_exact(PAGE).enumerate() {
+                    let [first, last] =
+                        [0, PAGE - 8].map(|at| u64::from_le_bytes(page[at..at + 8].try_into().unwrap()));
+                    assert_eq!((first, last), (index as u64 + 1, index as u64 + 2), "page {index}");
+                }
+            })
+            .well();
+        }
+    }
+}
+
 /// What protects the pages of a region against writes, without a handler of the program's.
 #[derive(Clone, Copy, Debug)]
 enum Armed {

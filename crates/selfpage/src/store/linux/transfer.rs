@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::slice;
 
 use rustix::io::{Errno, ReadWriteFlags, preadv, pwritev, pwritev2};
@@ -178,7 +178,7 @@ impl Request {
                     }
                     Direction::WriteUnlessLocked => {
                         let rest = slice::from_raw_parts(rest.as_ptr() as *const IoSlice<'_>, rest.len());
-                        pwritev2(file, rest, offset, ReadWriteFlags::NOWAIT)
+                        pwritev2(file, rest, offset, ReadWriteFlags::NOWAIT).map_err(|why| unless_forbidden(file, why))
                     }
                 }
             };
@@ -219,8 +219,20 @@ impl Request {
     }
 }
 
+/// Why a write that must not wait has failed: where the process may make no such call, because it would have had to wait.
+fn unless_forbidden(file: BorrowedFd<'_>, why: Errno) -> Errno {
+    let is_refusal = |why| matches!(why, Errno::PERM | Errno::NOSYS);
+    // The file itself refuses no write of nothing.
+    match is_refusal(why) && pwritev2(file, &[], 0, ReadWriteFlags::NOWAIT).is_err_and(is_refusal) {
+        true => Errno::AGAIN,
+        false => why,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -238,5 +250,12 @@ mod tests {
         assert_eq!(took(Direction::WriteUnlessLocked, Errno::IO), Some(Err(PagerError::Io(libc::EIO))));
         assert_eq!(took(Direction::Write, Errno::NOSPC), Some(Err(PagerError::Full)));
         assert_eq!(took(Direction::Write, Errno::FBIG), Some(Err(BEYOND_LIMIT)));
+    }
+    #[test]
+    fn what_a_file_itself_refuses_is_no_filters() {
+        let file = tempfile::tempfile().unwrap();
+        for errno in [Errno::PERM, Errno::NOSYS, Errno::IO] {
+            assert_eq!(unless_forbidden(file.as_fd(), errno), errno);
+        }
     }
 }
