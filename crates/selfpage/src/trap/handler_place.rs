@@ -6,13 +6,16 @@ use selfpage_core::linux::thread;
 
 use crate::pthread::{self, Pthread};
 
+/// In place of the number of a thread: no thread has this one.
+const PASSES: u32 = super::thread::TAKEN;
+
 /// Where a thread for handlers is noted.
 pub(super) struct Place {
     /// What the C library calls it; 0: there is none.
     name: AtomicUsize,
     /// Whoever has started it waits for it no longer, and has left its name to whoever sees that it has ended.
     kept: AtomicBool,
-    /// Its number while it runs a handler.
+    /// Its number while it runs a handler; [`PASSES`] while it has a page fetched that the handler has passed; else 0.
     thread: AtomicU32,
     /// The call that it has taken, until that is answered; an address of 0: none.
     addr: AtomicU64,
@@ -21,12 +24,21 @@ pub(super) struct Place {
     ends: AtomicBool,
 }
 
+/// What a thread was at when it ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum At {
+    /// At none of the others: it was idle.
+    Nothing,
+    Handler,
+    /// Its handler had passed the page.
+    Passing,
+}
+
 /// What a thread that has ended has left.
 pub(super) struct Left {
     pub(super) thread: Pthread,
     pub(super) has_said: bool,
-    /// It was at no handler.
-    pub(super) was_idle: bool,
+    pub(super) at: At,
     pub(super) call: (u64, u64),
 }
 
@@ -103,9 +115,15 @@ impl Place {
         self.thread.store(0, Ordering::Release);
     }
 
+    /// The handler has passed the page.
+    pub(super) fn pass(&self) {
+        self.thread.store(PASSES, Ordering::Release);
+    }
+
     /// What the handler has said is done.
     pub(super) fn done(&self) {
         self.addr.store(0, Ordering::Relaxed);
+        self.thread.store(0, Ordering::Release);
     }
 
     /// Its thread ends by itself, and leaves nothing.
@@ -128,7 +146,11 @@ impl Place {
             // SAFETY: thread-joined-once: it is kept, and no longer from here on.
             thread: unsafe { Pthread::from_raw(name) },
             has_said: self.ends.swap(false, Ordering::AcqRel),
-            was_idle: self.thread.swap(0, Ordering::AcqRel) == 0,
+            at: match self.thread.swap(0, Ordering::AcqRel) {
+                0 => At::Nothing,
+                PASSES => At::Passing,
+                _ => At::Handler,
+            },
             call: (self.addr.swap(0, Ordering::Relaxed), self.what()),
         };
         self.kept.store(false, Ordering::Relaxed);
@@ -175,9 +197,27 @@ mod tests {
         // SAFETY: test: it has ended, and nobody else has its name.
         place.keep(unsafe { Pthread::from_raw(name) });
         let left = place.vacate_if_over().unwrap();
-        assert!(!left.has_said && left.was_idle && left.call.0 == 0);
+        assert!(!left.has_said && left.at == At::Nothing && left.call.0 == 0);
         assert!(place.is_free() && place.vacate_if_over().is_none());
         // The next one has to be kept as well.
         assert!(place.begin() && place.vacate_if_over().is_none());
+    }
+
+    #[test]
+    fn what_a_thread_was_at_when_it_ended_is_known() {
+        type Work = fn(&Place);
+        let works: [(Work, At, u64); 4] = [
+            (|place| place.take((7, 1)), At::Handler, 7),
+            (|place| (place.take((7, 1)), place.leave_handler()).1, At::Nothing, 7),
+            (|place| (place.take((7, 1)), place.pass()).1, At::Passing, 7),
+            (|place| (place.take((7, 1)), place.pass(), place.done()).2, At::Nothing, 0),
+        ];
+        for (work, at, addr) in works {
+            let (place, name) = ended_after(work);
+            // SAFETY: test: it has ended, and nobody else has its name.
+            place.keep(unsafe { Pthread::from_raw(name) });
+            let left = place.vacate_if_over().unwrap();
+            assert_eq!((left.at, left.call.0), (at, addr));
+        }
     }
 }

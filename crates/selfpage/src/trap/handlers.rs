@@ -18,7 +18,7 @@ use selfpage_core::ring::Ring;
 use selfpage_core::sync::Event;
 
 use super::ask::{self, Asked};
-use super::handler_place::{Left, Place};
+use super::handler_place::{At, Left, Place};
 use super::{thread as own_thread, worker};
 use crate::domain::Inner;
 use crate::error::{Error, Result};
@@ -230,19 +230,22 @@ extern "C" fn begin(given: *mut c_void) -> *mut c_void {
     null_mut()
 }
 
-/// Sees to what those have left that have ended. The access that is stopped on one's answer is refused: what its handler was to do is half done. The
-/// counts of region and domain that it held stay, with its stack: others may refer to what is there, and to the handler (a scope's threads).
+/// Sees to what those have left that have ended. The access that is stopped on one's answer is refused: what its handler was to do is half done. If
+/// that had passed the page, the access comes again: the page may not have been fetched. The counts of region and domain that the thread held stay,
+/// with its stack: others may refer to what is there, and to the handler (a scope's threads).
 fn miss(inner: &Inner) {
     let handlers = &inner.handlers;
-    while let Some(Left { thread, has_said, was_idle, call: (addr, what) }) = handlers.next_left() {
+    while let Some(Left { thread, has_said, at, call: (addr, what) }) = handlers.next_left() {
         // Not joined: that would give back the stack of one that has not said that it ends.
         drop(thread);
         if has_said {
             continue;
         }
         handlers.threads.fetch_sub(1, Ordering::SeqCst);
-        if was_idle {
-            handlers.idle.fetch_sub(1, Ordering::SeqCst);
+        match at {
+            At::Nothing => drop(handlers.idle.fetch_sub(1, Ordering::SeqCst)),
+            At::Passing => drop(handlers.fetching.fetch_sub(1, Ordering::SeqCst)),
+            At::Handler => {}
         }
         if addr == 0 {
             continue;
@@ -253,7 +256,8 @@ fn miss(inner: &Inner) {
             starts_none(inner);
         }
         let fault = call.fault(addr);
-        match Asked::about(inner, fault.addr.page()) {
+        let asked = if at == At::Passing { None } else { Asked::about(inner, fault.addr.page()) };
+        match asked {
             Some(asked) => {
                 asked.bound.complain(fault.addr.0, Trouble::Ended);
                 refuse(inner, asked, fault, call.kind());
@@ -453,14 +457,16 @@ fn serve(inner: &Arc<Inner>, place: &Place) {
         let call = Call::of(what);
         let own = call.fault(addr);
         let answered = ask(inner, own, call.kind());
-        place.leave_handler();
-        // Before the other goes on: it may let another handler fault at once, for which this thread is there again.
         let passes = matches!(answered, Some((_, Answer::Pass)));
-        let there = if passes { &handlers.fetching } else { &handlers.idle };
-        there.fetch_add(1, Ordering::SeqCst);
+        // Before the other goes on: it may let another handler fault at once, for which this thread is there again.
         if passes {
+            place.pass();
+            handlers.fetching.fetch_add(1, Ordering::SeqCst);
             // Another may have kept itself back for what this one's handler would meet.
             handlers.called.signal(inner.state().mmu);
+        } else {
+            place.leave_handler();
+            handlers.idle.fetch_add(1, Ordering::SeqCst);
         }
         match answered {
             Some((asked, answer)) => follow(inner, asked, own, call.kind(), answer),

@@ -1,8 +1,12 @@
 //! A filter on system calls that comes after the domain: what it forbids fails with a line and a signal, and nobody waits for ever.
 
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use selfpage::pager::UserPager;
 use selfpage::snapshot::Snapshots;
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{Answer, Domain, FileAccess, MemoryFault, Protection, Region, Trap};
+use selfpage::{Answer, Domain, FaultHandler, FileAccess, MemoryFault, PageBytes, Protection, Region, Trap};
 
 use crate::filter::Call;
 use crate::formatted::Kind as FileSystem;
@@ -330,4 +334,60 @@ fn a_handler_goes_on_whose_own_access_a_thread_has_ended_on() {
         assert_eq!(tried::read(tried::word(&region, 0)), Ok(3));
     })
     .well();
+}
+
+/// It passes every page: that of the first one's first fault on a thread that ends as it hands that on, and the second one's when it has
+/// read the third.
+#[derive(Default)]
+struct PassesAndEnds {
+    has_ended_one: AtomicBool,
+}
+
+impl FaultHandler for PassesAndEnds {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        match fault.offset_bytes() / PAGE {
+            0 if !self.has_ended_one.swap(true, SeqCst) => {
+                Call::any(libc::SYS_rt_sigprocmask).ends_its_thread().unwrap();
+            }
+            1 => assert_eq!(tried::read((fault.address() + PAGE) as *const u64), Ok(3)),
+            _ => {}
+        }
+        Answer::Pass
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+/// Pages that begin with their numbers plus one.
+struct Numbers;
+
+impl UserPager for Numbers {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        bytes[0] = index as u8 + 1;
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Its handler has done all that it was to do.
+#[test]
+fn a_page_comes_that_a_handler_has_passed_whose_thread_ends_then() {
+    let said = in_child(here!(), "", || {
+        tried::catch();
+        limit_time();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let builder = domain.region(3 * PAGE).name("heap").handler(PassesAndEnds::default());
+        let region = builder.user(Numbers).unwrap();
+        for page in 0..3 {
+            assert_eq!(tried::read(tried::word(&region, page)), Ok(page as u64 + 1), "page {page}");
+        }
+    });
+    if let Some(said) = said.and_said() {
+        assert!(!said.contains("heap"), "{said}");
+    }
 }
