@@ -1,0 +1,262 @@
+//! What becomes of signals that come to `selfpage run`, or to its program.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+mod frames;
+#[path = "../../../tests/programs.rs"]
+mod programs;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+mod tool;
+
+use frames::{FRAMES, can_page, run, seen};
+use tool::text;
+
+#[test]
+fn a_timer_that_was_set_before_it_ends_the_program() {
+    if !can_page() {
+        return;
+    }
+    let timed = |options: &[&str]| {
+        let set = || {
+            // SAFETY: test: a number.
+            unsafe { libc::alarm(8) };
+            Ok(())
+        };
+        let mut run = run(options, &["sleep", "60"]);
+        // SAFETY: test: one system call.
+        unsafe { run.pre_exec(set) }.spawn().unwrap()
+    };
+    let [paged, plain] = [FRAMES, &[]].map(timed).map(|mut run| run.wait().unwrap());
+    assert_eq!(paged.code(), Some(128 + libc::SIGALRM), "{paged}");
+    assert_eq!(plain.signal(), Some(libc::SIGALRM), "{plain}");
+}
+
+/// `selfpage run`, by somebody who has some signals blocked.
+fn blocking(options: &[&str], program: &[&str]) -> Command {
+    let mut run = run(options, program);
+    run.stdout(Stdio::piped());
+    let block = || {
+        // SAFETY: test: a set of the closure's own.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            for signal in [libc::SIGCHLD, libc::SIGTERM, libc::SIGTTIN] {
+                libc::sigaddset(&mut set, signal);
+            }
+            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+        }
+        Ok(())
+    };
+    // SAFETY: test: one system call.
+    unsafe { run.pre_exec(block) };
+    run
+}
+
+/// The number of `sleep 60`, which the tool runs.
+fn sleeper(tool: u32) -> String {
+    let children = format!("/proc/{tool}/task/{tool}/children");
+    seen("no program", || {
+        let pid = std::fs::read_to_string(&children).ok()?.trim().to_owned();
+        // The tool asks the loader first, without an argument.
+        let is_it = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|said| said == b"sleep\x0060\0");
+        is_it.then_some(pid)
+    })
+}
+
+fn send(pid: u32, signal: i32) {
+    // SAFETY: test: numbers.
+    assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0);
+}
+
+fn ends(mut run: Child) -> (Option<i32>, String) {
+    let began = Instant::now();
+    while run.try_wait().unwrap().is_none() {
+        if began.elapsed() > Duration::from_secs(20) {
+            run.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = run.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn what_its_caller_has_blocked_is_blocked_in_the_program_alone() {
+    if !can_page() {
+        return;
+    }
+    let bit = |signal: i32| 1u64 << (signal - 1);
+    let blocked = bit(libc::SIGCHLD) | bit(libc::SIGTERM) | bit(libc::SIGTTIN);
+    for options in [FRAMES, &[]] {
+        let (code, text) = ends(blocking(options, &["grep", "SigBlk", "/proc/self/status"]).spawn().unwrap());
+        assert_eq!((code, text), (Some(0), format!("SigBlk:\t{blocked:016x}\n")));
+    }
+    // It waits for the program, not for the tool.
+    let run = blocking(FRAMES, &["sleep", "60"]).spawn().unwrap();
+    let tool = run.id();
+    let program = sleeper(tool);
+    send(tool, libc::SIGTERM);
+    seen("the signal is not passed on", || {
+        let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap();
+        status.contains(&format!("ShdPnd:\t{:016x}", bit(libc::SIGTERM))).then_some(())
+    });
+    send(program.parse().unwrap(), libc::SIGKILL);
+    assert_eq!(ends(run).0, Some(128 + libc::SIGKILL));
+}
+
+/// A terminal: its master's side, and the other one.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let mut name = [0; 64];
+    // SAFETY: test: descriptors that were just made, and a name as long as said.
+    unsafe {
+        let master = libc::posix_openpt(flags);
+        assert!(libc::grantpt(master) == 0 && libc::unlockpt(master) == 0);
+        assert_eq!(libc::ptsname_r(master, name.as_mut_ptr(), name.len()), 0);
+        let other = libc::open(name.as_ptr(), flags);
+        assert!(other >= 0);
+        (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(other))
+    }
+}
+
+/// The kernel tells the leader of the terminal's session alone.
+#[test]
+fn that_its_terminal_is_gone_reaches_the_program_where_the_tool_leads_the_session() {
+    if !can_page() {
+        return;
+    }
+    let (master, other) = terminal();
+    let mut run = run(FRAMES, &["sleep", "60"]);
+    run.stdin(other).stdout(Stdio::null());
+    let lead = || {
+        // SAFETY: test: numbers.
+        let leads = unsafe { libc::setsid() > 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 };
+        if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: test: two system calls.
+    let run = unsafe { run.pre_exec(lead) }.spawn().unwrap();
+    let program = sleeper(run.id());
+    drop(master);
+    let (code, _) = ends(run);
+    // Where the tool was killed for it, it is there still.
+    let _ = Command::new("kill").args(["-KILL", &program]).stderr(Stdio::null()).status();
+    assert_eq!(code, Some(128 + libc::SIGHUP));
+}
+
+const MEANS_NOTHING: [(i32, &str); 3] = [(libc::SIGCHLD, "CHLD\n"), (libc::SIGPIPE, "PIPE\n"), (libc::SIGURG, "URG\n")];
+
+/// What a caller does with them before it starts the tool.
+fn disposing(disposition: libc::sighandler_t) -> impl FnMut() -> std::io::Result<()> {
+    move || {
+        for (signal, _) in MEANS_NOTHING {
+            // SAFETY: test: numbers.
+            unsafe { libc::signal(signal, disposition) };
+        }
+        Ok(())
+    }
+}
+
+/// A program that prints its number, and then which signals come to it, until its input ends.
+struct Listener {
+    run: Child,
+    printed: BufReader<ChildStdout>,
+    program: u32,
+}
+
+impl Listener {
+    /// Leads a group, after its caller has done this with some signals.
+    fn new(options: &[&str], disposition: libc::sighandler_t) -> Option<Listener> {
+        if !skip::has("perl") || !can_page() {
+            return None;
+        }
+        // It looks up again and again: perl runs no handler of a signal that comes just before it waits.
+        let script = r#"$| = 1; alarm 20; $SIG{$_} = sub { print "@_\n" } for qw(CHLD PIPE URG USR1);
+            print "$$\n"; vec($input, fileno(STDIN), 1) = 1; 1 until select($_ = $input, undef, undef, 0.1) > 0"#;
+        let mut run = run(options, &["perl", "-e", script]);
+        run.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        // SAFETY: test: system calls alone.
+        let mut run = unsafe { run.pre_exec(disposing(disposition)) }.spawn().unwrap();
+        let printed = BufReader::new(run.stdout.take().unwrap());
+        let mut listener = Listener { run, printed, program: 0 };
+        listener.program = listener.line().trim().parse().unwrap();
+        Some(listener)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.printed.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// Ends its input: what it printed after one signal more.
+    fn ends(mut self) -> String {
+        send(self.run.id(), libc::SIGUSR1);
+        assert_eq!(self.line(), "USR1\n");
+        drop(self.run.stdin.take());
+        let mut rest = String::new();
+        self.printed.read_to_string(&mut rest).unwrap();
+        assert_eq!(self.run.wait().unwrap().code(), Some(0));
+        rest
+    }
+}
+
+#[test]
+fn signals_that_mean_nothing_to_most_programs_reach_those_that_wait_for_them() {
+    for options in [FRAMES, &[]] {
+        let Some(mut listener) = Listener::new(options, libc::SIG_DFL) else { return };
+        for (signal, name) in MEANS_NOTHING {
+            send(listener.run.id(), signal);
+            assert_eq!(listener.line(), name);
+        }
+        // The tool's own child: nobody sent that.
+        let program = listener.program;
+        send(program, libc::SIGSTOP);
+        seen("it does not stop", || {
+            std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap().contains(" T ").then_some(())
+        });
+        send(program, libc::SIGCONT);
+        assert_eq!(listener.ends(), "");
+    }
+}
+
+#[test]
+fn what_its_caller_ignores_is_not_passed_on() {
+    let Some(listener) = Listener::new(FRAMES, libc::SIG_IGN) else { return };
+    MEANS_NOTHING.iter().for_each(|(signal, _)| send(listener.run.id(), *signal));
+    assert_eq!(listener.ends(), "");
+}
+
+#[test]
+fn what_its_caller_ignores_the_program_ignores() {
+    if !can_page() {
+        return;
+    }
+    for (disposition, is_ignored) in [(libc::SIG_IGN, true), (libc::SIG_DFL, false)] {
+        for options in [FRAMES, &[]] {
+            let mut run = run(options, &["grep", "SigIgn", "/proc/self/status"]);
+            // SAFETY: test: system calls alone.
+            let output = unsafe { run.pre_exec(disposing(disposition)) }.output().unwrap();
+            let said = text(&output.stdout);
+            let ignored = u64::from_str_radix(said.trim_start_matches("SigIgn:").trim(), 16).unwrap();
+            for (signal, name) in MEANS_NOTHING {
+                assert_eq!(ignored >> (signal - 1) & 1 == 1, is_ignored, "{name} {options:?}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_sent_to_its_group_comes_once_to_a_program_without_frames() {
+    let Some(mut listener) = Listener::new(&[], libc::SIG_DFL) else { return };
+    // The kernel makes one of two that come before the first is heard.
+    for _ in 0..20 {
+        // SAFETY: test: numbers.
+        assert_eq!(unsafe { libc::kill(-listener.run.id().cast_signed(), libc::SIGURG) }, 0);
+        assert_eq!(listener.line(), "URG\n");
+    }
+    assert_eq!(listener.ends(), "");
+}
