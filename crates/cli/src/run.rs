@@ -1,6 +1,7 @@
 //! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
 
 mod blocked;
+mod bond;
 mod cause;
 #[path = "../../preload/src/holes.rs"]
 mod holes;
@@ -239,6 +240,7 @@ fn start(
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
     ignored::pass_on(&mut command);
+    bond::tie(&mut command);
     let child = command.spawn().map_err(|cause| not_started(&command, &cause))?;
     // Not before: the program begins with what our caller has blocked, as it would without us.
     blocked::let_come(PASSED_ON.into_iter().chain([SIGCHLD]));

@@ -1,6 +1,6 @@
 //! What becomes of signals that come to `selfpage run`, or to its program.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -259,4 +259,41 @@ fn what_is_sent_to_its_group_comes_once_to_a_program_without_frames() {
         assert_eq!(listener.line(), "URG\n");
     }
     assert_eq!(listener.ends(), "");
+}
+
+/// As `/proc` shows it: a letter; `None` where there is no such process.
+fn state(pid: &str) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+#[test]
+fn the_program_ends_where_the_tool_is_killed() {
+    if !can_page() {
+        return;
+    }
+    for signal in [libc::SIGKILL, libc::SIGSYS] {
+        let mut run = run(FRAMES, &["sleep", "60"]).spawn().unwrap();
+        let program = sleeper(run.id());
+        send(run.id(), signal);
+        assert_eq!(run.wait().unwrap().signal(), Some(signal));
+        // Process 1 may be slow to hear of it.
+        seen("the program goes on", || state(&program).is_none_or(|state| "ZX".contains(state)).then_some(()));
+    }
+}
+
+#[test]
+fn what_the_program_has_forked_outlives_it_and_the_tool() {
+    if !can_page() {
+        return;
+    }
+    let mut run = run(FRAMES, &["sh", "-c", "exec 3<&0; cat <&3 & exit 7"]);
+    let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut input, mut printed) = (run.stdin.take().unwrap(), run.stdout.take().unwrap());
+    assert_eq!(run.wait().unwrap().code(), Some(7));
+    input.write_all(b"said").unwrap();
+    drop(input);
+    let mut text = String::new();
+    printed.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "said");
 }

@@ -28,6 +28,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/cli/src/bench/raw", "memory that the kernel changes under a bench, and calls that std lacks"),
     ("crates/cli/src/bench/guest/inside", "closures in a virtual machine, and the memory that they find there"),
     ("crates/cli/src/run/blocked", "the signals that this thread has blocked"),
+    ("crates/cli/src/run/bond", "what is asked of the kernel between fork and exec"),
     ("crates/cli/src/run/ignored", "signals as they were before the runtime, and between fork and exec"),
     ("crates/heap", "an allocator: mimalloc in C, and Rust's and C's contracts for blocks"),
     ("crates/malloc", "the C library's malloc family"),
