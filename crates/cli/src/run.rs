@@ -259,7 +259,8 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         if let Some(status) = reap(&child).map_err(|cause| failed(format!("cannot wait: {cause}")))? {
             break status;
         }
-        signals.wait().filter(signals::is_for_the_program).for_each(|origin| signals::pass_on(&child, origin.signal));
+        let heard = signals.wait().filter(|origin| signals::is_for_the_program(&child, origin));
+        heard.for_each(|origin| signals::pass_on(&child, origin.signal));
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));

@@ -1,5 +1,6 @@
 //! What becomes of signals that come to `selfpage run`, or to its program.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -123,6 +124,13 @@ fn terminal() -> (OwnedFd, OwnedFd) {
     }
 }
 
+/// Begins a session whose terminal is standard input.
+fn lead() -> std::io::Result<()> {
+    // SAFETY: test: numbers.
+    let leads = unsafe { libc::setsid() > 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 };
+    if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
 /// The kernel tells the leader of the terminal's session alone.
 #[test]
 fn that_its_terminal_is_gone_reaches_the_program_where_the_tool_leads_the_session() {
@@ -132,11 +140,6 @@ fn that_its_terminal_is_gone_reaches_the_program_where_the_tool_leads_the_sessio
     let (master, other) = terminal();
     let mut run = run(FRAMES, &["sleep", "60"]);
     run.stdin(other).stdout(Stdio::null());
-    let lead = || {
-        // SAFETY: test: numbers.
-        let leads = unsafe { libc::setsid() > 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 };
-        if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-    };
     // SAFETY: test: two system calls.
     let run = unsafe { run.pre_exec(lead) }.spawn().unwrap();
     let program = sleeper(run.id());
@@ -296,4 +299,27 @@ fn what_the_program_has_forked_outlives_it_and_the_tool() {
     let mut text = String::new();
     printed.read_to_string(&mut text).unwrap();
     assert_eq!(text, "said");
+}
+
+/// `timeout` does so, where it is not told otherwise.
+#[test]
+fn what_a_terminal_sends_reaches_a_program_that_leads_a_group_of_its_own() {
+    if !skip::has("perl") || !can_page() {
+        return;
+    }
+    // It looks again and again, as a listener does.
+    let script = r#"$| = 1; alarm 20; setpgrp; $SIG{INT} = sub { exit 7 }; $SIG{QUIT} = sub { print "QUIT\n" };
+        print "ready\n"; select(undef, undef, undef, 0.1) while 1"#;
+    let (master, other) = terminal();
+    let mut run = run(FRAMES, &["perl", "-e", script]);
+    run.stdin(other).stdout(Stdio::piped());
+    // SAFETY: test: two system calls.
+    let mut run = unsafe { run.pre_exec(lead) }.spawn().unwrap();
+    let mut printed = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(printed.next().as_deref(), Some("ready"));
+    let mut master = File::from(master);
+    master.write_all(b"\x1c").unwrap();
+    assert_eq!(printed.next().as_deref(), Some("QUIT"));
+    master.write_all(b"\x03").unwrap();
+    assert_eq!(ends(run).0, Some(7));
 }

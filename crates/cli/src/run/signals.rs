@@ -6,6 +6,7 @@ use std::process::Child;
 
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use rustix::process::Pid;
 use signal_hook::consts::{
     SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGURG, SIGUSR1,
     SIGUSR2,
@@ -63,24 +64,37 @@ fn can_hear() -> std::io::Result<()> {
 }
 
 /// Whether somebody meant the program, who cannot know that it is not this process.
-pub fn is_for_the_program(origin: &Origin) -> bool {
+pub fn is_for_the_program(child: &Child, origin: &Origin) -> bool {
     match origin.signal {
         // The end of a child is ours to see. What our caller ignored is listened for nevertheless.
         SIGCHLD => !matches!(origin.cause, Cause::Chld(_)) && !ignored::is(SIGCHLD),
-        signal if origin.cause == Cause::Kernel && OF_ITS_END.contains(&signal) => leads_session(),
-        // What a terminal sends, it sends to the program as well.
-        signal => origin.cause != Cause::Kernel || !OF_TERMINALS.contains(&signal),
+        signal if origin.cause == Cause::Kernel && OF_TERMINALS.contains(&signal) => {
+            OF_ITS_END.contains(&signal) && leads_session() || stands_for_group_of(child)
+        }
+        _ => true,
     }
+}
+
+/// Whether the terminal has this process in place of the program. What it sends, it sends to the program as well, where that is in the same
+/// group. One that has made a group of its own would lead this one if nobody were between it and its caller, and could not have left it.
+fn stands_for_group_of(child: &Child) -> bool {
+    let group = rustix::process::getpgrp();
+    let leads = group == rustix::process::getpid();
+    leads
+        && number(child).is_some_and(|pid| rustix::process::getpgid(Some(pid)).is_ok_and(|of_child| of_child != group))
 }
 
 fn leads_session() -> bool {
     rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
 }
 
+fn number(child: &Child) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(child.id()).ok()?)
+}
+
 pub fn pass_on(child: &Child, signal: i32) {
-    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
     let signal = rustix::process::Signal::from_named_raw(signal);
-    if let (Some(pid), Some(signal)) = (pid, signal) {
+    if let (Some(pid), Some(signal)) = (number(child), signal) {
         let _ = rustix::process::kill_process(pid, signal);
     }
 }
