@@ -11,6 +11,7 @@ mod limits;
 mod program;
 mod record;
 mod signals;
+mod stops;
 pub mod traces;
 
 use std::ffi::{OsStr, OsString};
@@ -259,8 +260,8 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         if let Some(status) = reap(&child).map_err(|cause| failed(format!("cannot wait: {cause}")))? {
             break status;
         }
-        let heard = signals.wait().filter(|origin| signals::is_for_the_program(&child, origin));
-        heard.for_each(|origin| signals::pass_on(&child, origin.signal));
+        stops::follow(&child, &mut signals);
+        signals::hear(&child, signals.wait());
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));

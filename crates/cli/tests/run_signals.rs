@@ -221,7 +221,8 @@ fn signals_that_mean_nothing_to_most_programs_reach_those_that_wait_for_them() {
         seen("it does not stop", || {
             std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap().contains(" T ").then_some(())
         });
-        send(program, libc::SIGCONT);
+        // It may have stopped as well.
+        send(listener.run.id(), libc::SIGCONT);
         assert_eq!(listener.ends(), "");
     }
 }
@@ -322,4 +323,54 @@ fn what_a_terminal_sends_reaches_a_program_that_leads_a_group_of_its_own() {
     assert_eq!(printed.next().as_deref(), Some("QUIT"));
     master.write_all(b"\x03").unwrap();
     assert_eq!(ends(run).0, Some(7));
+}
+
+/// What waitpid(2) says of it, ended or stopped, once there is something to say.
+fn becomes(pid: u32) -> i32 {
+    seen("it neither stops nor ends", || {
+        let mut status = 0;
+        // SAFETY: test: a place of this closure's.
+        let of = unsafe { libc::waitpid(pid.cast_signed(), &raw mut status, libc::WNOHANG | libc::WUNTRACED) };
+        (of == pid.cast_signed()).then_some(status)
+    })
+}
+
+#[test]
+fn a_program_that_stops_is_seen_to_stop_and_goes_on_with_the_tool() {
+    if !can_page() {
+        return;
+    }
+    const STOPS: usize = 20;
+    let line = format!("for i in $(seq {STOPS}); do kill -STOP $$; done; exit 7");
+    let mut run = run(FRAMES, &["sh", "-c", &line]);
+    // As a shell starts its jobs.
+    let run = run.process_group(0).spawn().unwrap();
+    for _ in 0..STOPS {
+        let status = becomes(run.id());
+        assert!(libc::WIFSTOPPED(status), "{status:x}");
+        send(run.id(), libc::SIGCONT);
+    }
+    assert_eq!(ends(run).0, Some(7));
+}
+
+/// Nobody could continue the tool there as a shell does.
+#[test]
+fn a_program_that_somebody_stops_where_there_are_no_jobs_goes_on_by_itself() {
+    if !can_page() {
+        return;
+    }
+    let mut run = run(FRAMES, &["sleep", "60"]);
+    let lead = || {
+        // SAFETY: test: no arguments.
+        if unsafe { libc::setsid() } > 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: test: one system call.
+    let run = unsafe { run.pre_exec(lead) }.spawn().unwrap();
+    let sleeper = sleeper(run.id());
+    let program = sleeper.parse().unwrap();
+    send(program, libc::SIGSTOP);
+    seen("it does not stop", || (state(&sleeper) == Some('T')).then_some(()));
+    send(program, libc::SIGCONT);
+    send(program, libc::SIGTERM);
+    assert_eq!(ends(run).0, Some(128 + libc::SIGTERM));
 }

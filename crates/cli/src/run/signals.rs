@@ -63,8 +63,13 @@ fn can_hear() -> std::io::Result<()> {
     heard.read_exact(&mut [0])
 }
 
+/// Passes on what is for the program.
+pub fn hear(program: &Child, origins: impl Iterator<Item = Origin>) {
+    origins.filter(|origin| is_for_the_program(program, origin)).for_each(|origin| pass_on(program, origin.signal));
+}
+
 /// Whether somebody meant the program, who cannot know that it is not this process.
-pub fn is_for_the_program(child: &Child, origin: &Origin) -> bool {
+fn is_for_the_program(child: &Child, origin: &Origin) -> bool {
     match origin.signal {
         // The end of a child is ours to see. What our caller ignored is listened for nevertheless.
         SIGCHLD => !matches!(origin.cause, Cause::Chld(_)) && !ignored::is(SIGCHLD),
@@ -88,11 +93,11 @@ fn leads_session() -> bool {
     rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
 }
 
-fn number(child: &Child) -> Option<Pid> {
+pub fn number(child: &Child) -> Option<Pid> {
     Pid::from_raw(i32::try_from(child.id()).ok()?)
 }
 
-pub fn pass_on(child: &Child, signal: i32) {
+fn pass_on(child: &Child, signal: i32) {
     let signal = rustix::process::Signal::from_named_raw(signal);
     if let (Some(pid), Some(signal)) = (number(child), signal) {
         let _ = rustix::process::kill_process(pid, signal);
