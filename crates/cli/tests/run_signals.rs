@@ -177,7 +177,7 @@ impl Listener {
             return None;
         }
         // It looks up again and again: perl runs no handler of a signal that comes just before it waits.
-        let script = r#"$| = 1; alarm 20; $SIG{$_} = sub { print "@_\n" } for qw(CHLD PIPE URG USR1);
+        let script = r#"$| = 1; alarm 20; $SIG{$_} = sub { print "@_\n" } for qw(ABRT CHLD PIPE URG USR1);
             print "$$\n"; vec($input, fileno(STDIN), 1) = 1; 1 until select($_ = $input, undef, undef, 0.1) > 0"#;
         let mut run = run(options, &["perl", "-e", script]);
         run.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
@@ -262,6 +262,14 @@ fn what_is_sent_to_its_group_comes_once_to_a_program_without_frames() {
         assert_eq!(unsafe { libc::kill(-listener.run.id().cast_signed(), libc::SIGURG) }, 0);
         assert_eq!(listener.line(), "URG\n");
     }
+    assert_eq!(listener.ends(), "");
+}
+
+#[test]
+fn what_a_watchdog_sends_reaches_the_program() {
+    let Some(mut listener) = Listener::new(FRAMES, libc::SIG_DFL) else { return };
+    send(listener.run.id(), libc::SIGABRT);
+    assert_eq!(listener.line(), "ABRT\n");
     assert_eq!(listener.ends(), "");
 }
 

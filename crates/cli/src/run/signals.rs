@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::process::Pid;
 use signal_hook::consts::{
-    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGURG, SIGUSR1,
-    SIGUSR2,
+    SIGABRT, SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGURG,
+    SIGUSR1, SIGUSR2,
 };
 use signal_hook::consts::{SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::SignalsInfo;
@@ -19,7 +19,7 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 use super::{Refused, bad, cause, ignored};
 
 /// What somebody may send to end a program, or to tell it something. SIGCHLD too: that is heard of anyway.
-pub const PASSED_ON: [i32; 19] = [
+pub const PASSED_ON: [i32; 20] = [
     SIGHUP,
     SIGINT,
     SIGQUIT,
@@ -35,6 +35,8 @@ pub const PASSED_ON: [i32; 19] = [
     SIGVTALRM,
     SIGXCPU,
     SIGXFSZ,
+    // A watchdog's. The C library's abort() ends this process all the same.
+    SIGABRT,
     // Nothing of ours is written while the program runs: it is somebody's.
     SIGPIPE,
     SIGURG,
