@@ -211,3 +211,22 @@ fn what_a_service_manager_says_to_its_process_is_said_to_the_program_in_frames()
     // What is for another process stays so.
     assert_eq!(run(&line.replace("LISTEN_PID=$$", "LISTEN_PID=1")).0, "");
 }
+
+#[test]
+fn a_program_that_may_not_be_executed_where_it_lies_is_said_to_lie_there() {
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
+    let place = Place::new("noexec");
+    let line = r#"mount -t tmpfs -o noexec none "$1" && cp /bin/true "$1/only-here" && PATH="$1:$PATH" && "$0" run $2 -- "$3""#;
+    for options in ["", "--frames 8M"] {
+        for program in [&place.path("only-here"), "only-here"] {
+            let output = match with_mounts(line, [env!("CARGO_BIN_EXE_selfpage"), &place.path(""), options, program]) {
+                Ok(output) => output,
+                Err(why) => return skip::skip("mount", &why),
+            };
+            let errors = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{errors}");
+            let says = ["only-here: ", "mounted noexec", "copy it elsewhere, or remount it with exec"];
+            assert!(says.iter().all(|what| errors.contains(what)) && !errors.contains("chmod"), "{errors}");
+        }
+    }
+}

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, StatVfsMountFlags};
+use rustix::io::Errno;
 
 use super::cause;
 
@@ -27,9 +28,13 @@ pub fn find(name: &OsStr) -> Result<PathBuf, String> {
 
 fn in_path(name: &OsStr) -> Result<PathBuf, String> {
     let dirs = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    std::env::split_paths(&dirs)
-        .map(|dir| dir.join(name))
-        .find(|path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok())
+    let there: Vec<PathBuf> =
+        std::env::split_paths(&dirs).map(|dir| dir.join(name)).filter(|path| path.is_file()).collect();
+    let found = there.iter().find(|path| rustix::fs::access(*path, Access::EXEC_OK).is_ok());
+    // Of what may not be executed the first, for which it is said why.
+    found
+        .or(there.first())
+        .cloned()
         .ok_or_else(|| format!("there is no program {} in PATH: give its path, or add its directory", name.display()))
 }
 
@@ -41,7 +46,7 @@ fn check(path: &Path, scripts: usize) -> Result<(), String> {
         return Err(format!("cannot run {shown}: it is no file"));
     }
     rustix::fs::access(path, Access::EXEC_OK)
-        .map_err(|_| format!("cannot run {shown}: it is not executable; chmod +x would make it so"))?;
+        .map_err(|cause| format!("cannot run {shown}: {}", not_executable(path, cause)))?;
     may_be_preloaded(path, &about)?;
     let file = File::open(path).map_err(cannot)?;
     let mut head = [0; 256];
@@ -54,6 +59,17 @@ fn check(path: &Path, scripts: usize) -> Result<(), String> {
         return Err(format!("cannot run {shown}: it is neither a program nor a script that begins with #!"));
     }
     check_elf(path, &file, head)
+}
+
+/// Why a file may not be executed, and what helps.
+fn not_executable(path: &Path, cause: Errno) -> String {
+    if rustix::fs::statvfs(path).is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+        return "its file system is mounted noexec; copy it elsewhere, or remount it with exec".into();
+    }
+    match cause {
+        Errno::ACCESS => "it is not executable; chmod +x would make it so".into(),
+        cause => cause::told(&cause.into()),
+    }
 }
 
 /// Whether the loader heeds `LD_PRELOAD` there: not where the kernel says that the program has rights which its caller has not.
