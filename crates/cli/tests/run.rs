@@ -198,9 +198,9 @@ fn what_a_service_manager_says_to_its_process_is_said_to_the_program_in_frames()
     if !can_page() {
         return;
     }
-    let program = r#"[ $LISTEN_PID.$WATCHDOG_PID = $$.$$ ] && sh -c 'echo taken ${LISTEN_PIDFDID-alone} $LISTEN_FDS'"#;
+    let program = r#"[ $LISTEN_PID.$WATCHDOG_PID.$SYSTEMD_EXEC_PID = $$.$$.$$ ] && sh -c 'echo taken ${LISTEN_PIDFDID-alone} $LISTEN_FDS'"#;
     let line = format!(
-        r#"export LISTEN_PID=$$ WATCHDOG_PID=$$ LISTEN_PIDFDID=7 LISTEN_FDS=1; exec "$0" run {} -- sh -c "$1""#,
+        r#"export LISTEN_PID=$$ WATCHDOG_PID=$$ SYSTEMD_EXEC_PID=$$ LISTEN_PIDFDID=7 LISTEN_FDS=1; exec "$0" run {} -- sh -c "$1""#,
         FRAMES.join(" ")
     );
     let run = |line: &str| {

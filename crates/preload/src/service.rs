@@ -1,5 +1,5 @@
 //! What a service manager (systemd) says to the process that it has started, by that process's number: here are your sockets, send a sign of
-//! life. It has started `run`, and whoever finds another number there takes it for somebody else's.
+//! life, it is you whom I have started. It has started `run`, and whoever finds another number there takes it for somebody else's.
 
 use std::ffi::{CStr, CString};
 
@@ -14,6 +14,7 @@ pub fn answer_for(run: u32) {
         unsafe { libc::unsetenv(c"LISTEN_PIDFDID".as_ptr()) };
     }
     takes_over(c"WATCHDOG_PID", run);
+    takes_over(c"SYSTEMD_EXEC_PID", run);
 }
 
 fn takes_over(variable: &CStr, run: u32) -> bool {
