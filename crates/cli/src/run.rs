@@ -6,6 +6,7 @@ mod cause;
 #[path = "../../preload/src/holes.rs"]
 mod holes;
 pub mod ignored;
+mod inherited;
 #[path = "../../preload/src/limits.rs"]
 mod limits;
 mod program;
@@ -34,6 +35,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::{identity, loader, output};
+use inherited::Inherited;
 use limits::{Limits, Stored};
 use record::Records;
 use signals::{PASSED_ON, listen};
@@ -173,6 +175,7 @@ fn without_frames(args: &Args) -> Result<Command, Refused> {
 }
 
 fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
+    let inherited = Inherited::look();
     let frames_bytes = frames_bytes(frames).map_err(bad)?;
     let policy = args.policy.as_deref().unwrap_or("lru");
     if !POLICIES.contains(&policy) {
@@ -225,7 +228,11 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     let mut command = Command::new(&program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
-    start(command, signals, records, stats, traces)
+    // There may be no /dev/null.
+    let (nothing, _) = std::io::pipe().map_err(|cause| bad(format!("cannot make a pipe: {}", cause::told(&cause))))?;
+    let begun = start(command, signals, records, stats, traces)?;
+    inherited.let_go(nothing);
+    Ok(begun)
 }
 
 /// From here on signals are the program's. What is ignored stays so, and the program ignores it as well: nohup(1) counts on that.

@@ -1,8 +1,10 @@
 //! `selfpage run` as whoever starts it meets it. What it does to programs, the tests of what it preloads show.
 
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 #[path = "../../../tests/filter.rs"]
 mod filter;
@@ -228,5 +230,52 @@ fn a_program_that_may_not_be_executed_where_it_lies_is_said_to_lie_there() {
             let says = ["only-here: ", "mounted noexec", "copy it elsewhere, or remount it with exec"];
             assert!(says.iter().all(|what| errors.contains(what)) && !errors.contains("chmod"), "{errors}");
         }
+    }
+}
+
+/// Waits until nobody has the other end of a pipe open.
+fn is_left(end: impl AsFd) -> bool {
+    let mut look = libc::pollfd { fd: end.as_fd().as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: test: one descriptor, in a place of this function's.
+    unsafe { libc::poll(&raw mut look, 1, 20_000) == 1 && look.revents & (libc::POLLHUP | libc::POLLERR) != 0 }
+}
+
+#[test]
+fn what_the_program_closes_the_tool_has_closed() {
+    if !can_page() {
+        return;
+    }
+    let place = Place::new("closed");
+    // `read` keeps it there until the test has looked.
+    let program = "read line; exec <&- >&- 9>&-; read line <&8 && exit 7";
+    for stats in [&place.path("stats"), "/dev/stderr"] {
+        let ((ours, input), (output, kept)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        let ((nine, ready), (held, goes_on)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        let mut run = frames::run(&["--frames", "8M", "--stats", stats], &["sh", "-c", program]);
+        run.stdin(ours).stdout(kept).stderr(Stdio::piped());
+        let inherit = move || {
+            // SAFETY: test: numbers, and descriptors that live as long as this.
+            let done = unsafe {
+                // Either may be at the other's number already.
+                let [ready, held] =
+                    [&ready.as_fd(), &held.as_fd()].map(|end| libc::fcntl(end.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 10));
+                libc::dup2(ready, 9) == 9 && libc::dup2(held, 8) == 8
+            };
+            if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: test: two system calls.
+        unsafe { run.pre_exec(inherit) };
+        let child = run.spawn().unwrap();
+        // With our own ends.
+        drop(run);
+        (&input).write_all(b"said\n").unwrap();
+        let left = [is_left(&input), is_left(&output), is_left(&nine)];
+        (&goes_on).write_all(b"go on\n").unwrap();
+        let ended = child.wait_with_output().unwrap();
+        let errors = text(&ended.stderr);
+        assert_eq!((ended.status.code(), left), (Some(7), [true; 3]), "{errors}");
+        // What the tool has to say comes nevertheless.
+        let said = if stats == "/dev/stderr" { errors } else { std::fs::read_to_string(stats).unwrap() };
+        assert!(said.contains("faults_total"), "{said}");
     }
 }

@@ -30,6 +30,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/cli/src/run/blocked", "the signals that this thread has blocked"),
     ("crates/cli/src/run/bond", "what is asked of the kernel between fork and exec"),
     ("crates/cli/src/run/ignored", "signals as they were before the runtime, and between fork and exec"),
+    ("crates/cli/src/run/inherited", "descriptors that whoever executed this process left open"),
     ("crates/heap", "an allocator: mimalloc in C, and Rust's and C's contracts for blocks"),
     ("crates/malloc", "the C library's malloc family"),
     ("crates/mimalloc", "the C library's malloc family"),
