@@ -16,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/times.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -63,7 +64,7 @@ static void refused(void) {
   CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &empty) == -1 && errno == EINVAL);
   work(), say_ok(), exit(8);
 }
-static void twice(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS), by_number(); }
+static void twice(void) { forbid(SYS_times, SECCOMP_RET_KILL_PROCESS), by_number(); }
 static void as_another_user(void) { CHECK(!setuid(65534)); by_prctl(); }
 static void in_a_child(void) {
   pid_t child = fork();
@@ -75,7 +76,7 @@ static void in_a_child(void) {
 static void filters_after_vfork(void) {
   pid_t child = vfork();
   if (!child) {
-    forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS);
+    forbid(SYS_times, SECCOMP_RET_KILL_PROCESS);
     execl("/bin/true", "true", (char *)0);
     _exit(1);
   }
@@ -95,34 +96,34 @@ static void last_by_return(void) {
   pthread_exit(0);
 }
 
-static void killed(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD), work(), say_ok(), getppid(), _exit(1); }
+static void killed(void) { forbid(SYS_times, SECCOMP_RET_KILL_THREAD), work(), say_ok(), times(NULL), _exit(1); }
 static void strict(void) { work(); CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0)); say_ok(); }
 static void strict_exit(void) { strict(), syscall(SYS_exit, 6); }
-static void strict_killed(void) { strict(), syscall(SYS_getppid); }
+static void strict_killed(void) { strict(), syscall(SYS_times); }
 static void strict_by_number(void) { CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_STRICT, 0, 0)); say_ok(), syscall(SYS_exit, 6); }
 static void child_asks(void) {
   pid_t child = fork();
-  if (!child) work(), getppid(), _exit(1);
+  if (!child) work(), times(NULL), _exit(1);
   int status = status_of(child);
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS);
   work(), say_ok(), _exit(8);
 }
-static void killed_child(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD), child_asks(); }
+static void killed_child(void) { forbid(SYS_times, SECCOMP_RET_KILL_THREAD), child_asks(); }
 static void executes_itself(const char *as) {
-  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  forbid(SYS_times, SECCOMP_RET_KILL_THREAD);
   execl(self, self, as, (char *)0);
 }
 static void killed_by_what_it_inherits(void) { executes_itself("ask"); }
 static void killed_child_by_what_it_inherits(void) { executes_itself("child_asks"); }
-static void ask(void) { work(), say_ok(), getppid(), _exit(1); }
+static void ask(void) { work(), say_ok(), times(NULL), _exit(1); }
 static void killed_under_another_root(void) {
   CHECK(!chdir("/var/tmp"));
-  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
-  CHECK(!chroot(".")); work(), say_ok(), getppid(), _exit(1);
+  forbid(SYS_times, SECCOMP_RET_KILL_THREAD);
+  CHECK(!chroot(".")); work(), say_ok(), times(NULL), _exit(1);
 }
-static void *killed_later(void *of) { while_main_ends(), work(), say_ok(), getppid(); return of; }
+static void *killed_later(void *of) { while_main_ends(), work(), say_ok(), times(NULL); return of; }
 static void killed_without_main(void) {
-  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  forbid(SYS_times, SECCOMP_RET_KILL_THREAD);
   pthread_t thread;
   CHECK(!pthread_create(&thread, 0, killed_later, 0));
   syscall(SYS_exit, 5);
@@ -273,7 +274,7 @@ static void forks(void) {
   int status;
   CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 8);
 }
-static void sets_one(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS); }
+static void sets_one(void) { forbid(SYS_times, SECCOMP_RET_KILL_PROCESS); }
 static void forks_meanwhile(void) { refused_while(forks); }
 static void vforks_meanwhile(void) { refused_while(filters_after_vfork); }
 static void sets_one_meanwhile(void) { refused_while(sets_one); }
@@ -294,10 +295,10 @@ static void forks_just_before(void) {
 static void killed_in_a_child_forked_before(const int *calls, size_t count) {
   CHECK(signal(SIGUSR1, forks_there) != SIG_ERR);
   stop_before(calls, count, sends_it_a_signal);
-  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  forbid(SYS_times, SECCOMP_RET_KILL_THREAD);
   CHECK(forked != -1);
   work();
-  if (!forked) getppid(), _exit(1);
+  if (!forked) times(NULL), _exit(1);
   int status = status_of(forked);
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS);
   say_ok(), exit(8);
@@ -353,7 +354,7 @@ static void forks_as_its_watch_begins(void) {
   const int calls[] = {SYS_clone3, SYS_clone3};
   stop_before(calls, 2, lets_it);
   CHECK(!pthread_create(&other, 0, forks_there_and_allocates, 0));
-  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  forbid(SYS_times, SECCOMP_RET_KILL_THREAD);
   CHECK(!pthread_join(other, 0));
   say_ok(), exit(8);
 }
@@ -420,7 +421,7 @@ static void *hands_on(void *unused) {
 }
 static void handed_on(void) {
   until = time(0) + 8;
-  forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS);
+  forbid(SYS_times, SECCOMP_RET_KILL_PROCESS);
   hands_on(0), pthread_exit(0);
 }
 static void executes_echo_without(int call, unsigned action) {
@@ -464,7 +465,7 @@ static void closes_all_after_main(void) {
   pthread_exit(0);
 }
 static void closes_all_in_a_child(void) {
-  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  forbid(SYS_times, SECCOMP_RET_KILL_THREAD);
   pid_t child = fork();
   if (!child) closes_all_after_main();
   int status = status_of(child);
@@ -484,7 +485,7 @@ static const struct one_case cases[] = {
 int main(int argc, char **argv) {
   self = argv[0];
   if (argc > 2) { // a command, under a filter that is not its own
-    forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+    forbid(SYS_times, SECCOMP_RET_KILL_THREAD);
     execv(argv[1], argv + 1);
   }
   return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2;
