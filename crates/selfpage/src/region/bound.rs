@@ -240,6 +240,10 @@ impl Bound {
             return;
         }
         let state = inner.state();
+        // In an upcall the program's own thread is in its access, or has jumped out.
+        if !self.region.trap.is_signal() {
+            self.place.await_handlers();
+        }
         let (mut tried, mut closer) = (false, Closer::default());
         let regions = inner.regions();
         self.leaving.store(true, Ordering::Relaxed);

@@ -53,7 +53,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// The region that `page` is in. `None`: none any more.
+    /// The region that `page` is in. `None`: none any more, or one that is about to go.
     ///
     /// # Context
     /// Trap.
@@ -76,8 +76,9 @@ impl Asked {
         // calls us with a domain holds a count of that.
         unsafe {
             Arc::increment_strong_count(keeper);
+            let bound = InPlace::keep(Arc::from_raw(keeper))?;
             Arc::increment_strong_count(&raw const *inner);
-            Some(Asked { inner: Arc::from_raw(&raw const *inner), bound: InPlace::keep(Arc::from_raw(keeper)) })
+            Some(Asked { inner: Arc::from_raw(&raw const *inner), bound })
         }
     }
 

@@ -16,6 +16,7 @@ mod asked;
 mod at_once;
 mod dropped;
 mod given;
+mod outlives;
 mod owns;
 mod paging;
 mod passed;

@@ -251,6 +251,7 @@ mod tests {
         assert_eq!(took(Direction::Write, Errno::NOSPC), Some(Err(PagerError::Full)));
         assert_eq!(took(Direction::Write, Errno::FBIG), Some(Err(BEYOND_LIMIT)));
     }
+
     #[test]
     fn what_a_file_itself_refuses_is_no_filters() {
         let file = tempfile::tempfile().unwrap();
