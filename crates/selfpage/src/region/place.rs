@@ -39,8 +39,8 @@ impl Place {
         Place { addresses, holds: AtomicU32::new(1), left: OnceLock::new() }
     }
 
-    /// The region is about to leave its domain. A handler on a thread of its own may still be asked about it: the access went on when another
-    /// thread had unprotected the page, or its handler. It finds what it had until then, and so does a handler that its own faults ask; no
+    /// The region is about to leave its domain. A handler on a thread of its own may still be asked about it: where several are asked about one
+    /// page, the first answer has all its accesses go on. It finds what it had until then, and so does a handler that its own faults ask; no
     /// other is asked from here on. Waits for them, and not for ever: they may wait for a lock of the caller's, or have been killed.
     pub(super) fn await_handlers(&self) {
         self.holds.fetch_or(LEAVES, Ordering::AcqRel);
