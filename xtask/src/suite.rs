@@ -25,44 +25,51 @@ const RELEASE: &str = "--release --workspace --exclude xtask";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The whole suite.
-struct Plans {
+/// Steps that are done before the next phase begins.
+struct Phase {
     in_turn: Vec<Plan>,
-    /// After those, all together: none of them looks at the clock, and each leaves CPUs idle for a part of its time.
-    at_once: Vec<Plan>,
+    /// All together, and beside those: none of them looks at the clock.
+    beside: Vec<Plan>,
 }
 
 /// Runs the suite and prints the summary. False if anything failed.
 pub fn run(root: &Path, extent: Extent) -> bool {
     let began = Instant::now();
     let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
-    let Plans { in_turn, at_once } = plan(root, extent);
-    let mut summary = Summary { required, steps: in_turn.len() + at_once.len(), ..Summary::default() };
-    for plan in in_turn {
-        let begun = summary.begin(&plan);
-        let report = plan.run(&mut std::io::stdout());
-        summary.end(&begun, report);
-    }
-    std::thread::scope(|scope| {
-        let begin = |plan: Plan| {
-            let begun = summary.begin(&plan);
-            let run = move || {
-                let mut said = Vec::new();
-                (plan.run(&mut said), said)
-            };
-            (begun, scope.spawn(run))
-        };
-        let running: Vec<_> = at_once.into_iter().map(begin).collect();
-        for (begun, thread) in running {
-            let (report, said) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            println!("{}", String::from_utf8_lossy(&said));
-            summary.end(&begun, report);
-        }
-    });
+    let phases = plan(root, extent);
+    let steps = phases.iter().map(|phase| phase.in_turn.len() + phase.beside.len()).sum();
+    let mut summary = Summary { required, steps, ..Summary::default() };
+    phases.into_iter().for_each(|phase| phase.run(&mut summary));
     summary.print();
     println!("{:.0} s in all", began.elapsed().as_secs_f64());
     println!("{}", summary.all.summary());
     summary.all.failed == 0
+}
+
+impl Phase {
+    fn run(self, summary: &mut Summary) {
+        std::thread::scope(|scope| {
+            let begin = |plan: Plan| {
+                let begun = summary.begin(&plan);
+                let run = move || {
+                    let mut said = Vec::new();
+                    (plan.run(&mut said), said)
+                };
+                (begun, scope.spawn(run))
+            };
+            let beside: Vec<_> = self.beside.into_iter().map(begin).collect();
+            for plan in self.in_turn {
+                let begun = summary.begin(&plan);
+                let report = plan.run(&mut std::io::stdout());
+                summary.end(&begun, report);
+            }
+            for (begun, thread) in beside {
+                let (report, said) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                println!("{}", String::from_utf8_lossy(&said));
+                summary.end(&begun, report);
+            }
+        });
+    }
 }
 
 impl Plan {
@@ -70,6 +77,21 @@ impl Plan {
         match self {
             Plan::Take(step) => &step.name,
             Plan::Skip(skip) => &skip.name,
+        }
+    }
+
+    /// The same, in time that nobody else wants: whatever sleeps runs as soon as it is woken.
+    fn in_idle_time(self) -> Plan {
+        let chrt = |command: Command| {
+            let mut idle = Command::new("chrt");
+            idle.args(["--idle", "0"]).arg(command.get_program()).args(command.get_args());
+            command.get_current_dir().map(|dir| idle.current_dir(dir));
+            idle.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            idle
+        };
+        match self {
+            Plan::Take(step) => Plan::Take(Step { commands: step.commands.into_iter().map(chrt).collect(), ..step }),
+            skip => skip,
         }
     }
 
@@ -156,7 +178,7 @@ fn judge(report: &Report, required: &str) -> Verdict {
     Verdict { tally, failure }
 }
 
-fn plan(root: &Path, extent: Extent) -> Plans {
+fn plan(root: &Path, extent: Extent) -> Vec<Phase> {
     let own = std::env::current_exe().unwrap_or_else(|_| "xtask".into());
     let check = |verb: &str| {
         let mut command = Command::new(&own);
@@ -166,7 +188,7 @@ fn plan(root: &Path, extent: Extent) -> Plans {
     let mut rustfmt = Command::new("rustfmt");
     rustfmt.current_dir(root).args(["--check", "--edition", "2024", "xtask/trapcheck/src/lib.rs"]);
 
-    let mut in_turn = vec![
+    let in_turn = vec![
         take("format", 2, [cargo(root, "fmt --all -- --check"), rustfmt]),
         take("clippy", 15, clippy(root)),
         take("style", 2, [check("style")]),
@@ -175,26 +197,34 @@ fn plan(root: &Path, extent: Extent) -> Plans {
         take("build", 15, [cargo(root, "build --workspace")]),
         take("test", 20, [cargo(root, "test --workspace --no-fail-fast -- --show-output")]),
     ];
-    let mut at_once = Vec::new();
-    if extent == Extent::Full {
-        let tests = release_tests(root);
-        // The tests at once: of the same packages as each step below, else what they use is compiled again with other features.
-        let build_tests = cargo(root, &format!("test {RELEASE} --no-run{}", as_targets(&tests)));
-        in_turn.push(take("build, release", 15, [cargo(root, &format!("build {RELEASE}")), build_tests]));
-        in_turn.extend(tests.iter().map(|test| {
-            let arguments = format!("test {RELEASE} --test {test} --no-fail-fast -- --show-output");
-            take(&format!("release test {test}"), 15, [cargo(root, &arguments)])
-        }));
-        let mut doc = cargo(root, "doc --workspace --lib --no-deps");
-        doc.env("RUSTDOCFLAGS", "-D warnings");
-        in_turn.push(take("doc", 10, [doc]));
-        in_turn.push(take("examples", 10, [cargo(root, "build --workspace --examples"), check("examples")]));
-        // By itself it says what it skips for want of: qemu, or a network to fetch a kernel from.
-        let mut keys = check("qemu-test");
-        keys.arg("--keys");
-        at_once = vec![loom(root), miri(root), take("qemu, keys", 15, [keys])];
+    if extent == Extent::Quick {
+        return vec![Phase { in_turn, beside: vec![] }];
     }
-    Plans { in_turn, at_once }
+    let tests = release_tests(root);
+    // The tests at once: of the same packages as each step below, else what they use is compiled again with other features.
+    let build_tests = cargo(root, &format!("test {RELEASE} --no-run{}", as_targets(&tests)));
+    let build = take("build, release", 30, [cargo(root, &format!("build {RELEASE}")), build_tests]);
+    // Tests wait for much, and leave CPUs idle.
+    let beside = [loom(root), miri(root), build].map(Plan::in_idle_time).into();
+    let debug = Phase { in_turn, beside };
+
+    let run = |test: &String| {
+        let arguments = format!("test {RELEASE} --test {test} --no-fail-fast -- --show-output");
+        take(&format!("release test {test}"), 15, [cargo(root, &arguments)])
+    };
+    let (simulations, others): (Vec<String>, Vec<String>) = tests.into_iter().partition(|test| test == "sim");
+    let mut doc = cargo(root, "doc --workspace --lib --no-deps");
+    doc.env("RUSTDOCFLAGS", "-D warnings");
+    let mut in_turn: Vec<Plan> = others.iter().map(run).collect();
+    in_turn.push(take("doc", 10, [doc]));
+    in_turn.push(take("examples", 10, [cargo(root, "build --workspace --examples"), check("examples")]));
+    let release = Phase { in_turn, beside: vec![] };
+
+    // By itself it says what it skips for want of: qemu, or a network to fetch a kernel from.
+    let mut keys = check("qemu-test");
+    keys.arg("--keys");
+    let last = Phase { in_turn: simulations.iter().map(run).collect(), beside: vec![take("qemu, keys", 15, [keys])] };
+    vec![debug, release, last]
 }
 
 fn take(name: &str, limit_minutes: u32, commands: impl Into<Vec<Command>>) -> Plan {
@@ -243,7 +273,7 @@ fn loom(root: &Path) -> Plan {
         cargo(root, "test --release -p selfpage-core --test loom --target-dir target/loom -- --show-output");
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     models.env("RUSTFLAGS", format!("{flags} --cfg loom").trim());
-    take("loom", 15, [models])
+    take("loom", 30, [models])
 }
 
 fn miri(root: &Path) -> Plan {
@@ -263,7 +293,7 @@ fn miri(root: &Path) -> Plan {
     }
     let mut test = nightly("cargo", "miri test -p selfpage-core --lib --target-dir target/miri -- --show-output");
     test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
-    take("miri", 15, [nightly("cargo", "miri setup --target-dir target/miri"), test])
+    take("miri", 30, [nightly("cargo", "miri setup --target-dir target/miri"), test])
 }
 
 #[cfg(test)]
@@ -304,6 +334,17 @@ mod tests {
     #[test]
     fn a_failed_test_fails_a_step_that_says_it_is_fine() {
         assert_eq!(judge(&report(tally(5, 1, 0), &[]), "").tally, tally(5, 2, 0));
+    }
+
+    #[test]
+    fn a_step_in_idle_time_does_the_same() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "pwd; echo $LEFT $0; chrt --pid $$", "a b"]).current_dir("/usr").env("LEFT", "right");
+        let mut said = Vec::new();
+        let report = take("shell", 1, [shell]).in_idle_time().run(&mut said);
+        let said = String::from_utf8(said).unwrap();
+        assert_eq!(report.failure, None, "{said}");
+        assert!(said.starts_with("/usr\nright a b\n") && said.contains("SCHED_IDLE"), "{said}");
     }
 
     #[test]
