@@ -5,6 +5,7 @@ use crate::tally::{Skip, Tally};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How much of the suite runs.
@@ -23,13 +24,22 @@ enum Plan {
 /// The packages that are built in release.
 const RELEASE: &str = "--release --workspace --exclude xtask";
 
+/// Those of the release tests that only compute.
+const TIMELESS: [&str; 4] = ["sim", "states", "layouts", "capability"];
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Steps that are done before the next phase begins.
 struct Phase {
     in_turn: Vec<Plan>,
-    /// All together, and beside those: none of them looks at the clock.
-    beside: Vec<Plan>,
+    /// Beside those, each list in turn: none of them looks at the clock.
+    beside: Vec<Vec<Plan>>,
+}
+
+impl Phase {
+    fn steps(&self) -> usize {
+        self.in_turn.len() + self.beside.iter().map(Vec::len).sum::<usize>()
+    }
 }
 
 /// Runs the suite and prints the summary. False if anything failed.
@@ -37,9 +47,10 @@ pub fn run(root: &Path, extent: Extent) -> bool {
     let began = Instant::now();
     let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
     let phases = plan(root, extent);
-    let steps = phases.iter().map(|phase| phase.in_turn.len() + phase.beside.len()).sum();
-    let mut summary = Summary { required, steps, ..Summary::default() };
-    phases.into_iter().for_each(|phase| phase.run(&mut summary));
+    let steps = phases.iter().map(Phase::steps).sum();
+    let summary = Mutex::new(Summary { required, steps, ..Summary::default() });
+    phases.into_iter().for_each(|phase| phase.run(&summary));
+    let summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
     summary.print();
     println!("{:.0} s in all", began.elapsed().as_secs_f64());
     println!("{}", summary.all.summary());
@@ -47,29 +58,22 @@ pub fn run(root: &Path, extent: Extent) -> bool {
 }
 
 impl Phase {
-    fn run(self, summary: &mut Summary) {
+    fn run(self, summary: &Mutex<Summary>) {
         std::thread::scope(|scope| {
-            let begin = |plan: Plan| {
-                let begun = summary.begin(&plan);
-                let run = move || {
-                    let mut said = Vec::new();
-                    (plan.run(&mut said), said)
-                };
-                (begun, scope.spawn(run))
-            };
-            let beside: Vec<_> = self.beside.into_iter().map(begin).collect();
-            for plan in self.in_turn {
-                let begun = summary.begin(&plan);
-                let report = plan.run(&mut std::io::stdout());
-                summary.end(&begun, report);
+            for plans in self.beside {
+                scope.spawn(|| plans.into_iter().for_each(|plan| plan.run_aside(summary)));
             }
-            for (begun, thread) in beside {
-                let (report, said) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                println!("{}", String::from_utf8_lossy(&said));
-                summary.end(&begun, report);
+            for plan in self.in_turn {
+                let begun = lock(summary).begin(&plan);
+                let report = plan.run(&mut std::io::stdout());
+                lock(summary).end(&begun, report);
             }
         });
     }
+}
+
+fn lock(summary: &Mutex<Summary>) -> MutexGuard<'_, Summary> {
+    summary.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Plan {
@@ -93,6 +97,16 @@ impl Plan {
             Plan::Take(step) => Plan::Take(Step { commands: step.commands.into_iter().map(chrt).collect(), ..step }),
             skip => skip,
         }
+    }
+
+    /// What it says is shown in one piece when it has ended.
+    fn run_aside(self, summary: &Mutex<Summary>) {
+        let begun = lock(summary).begin(&self);
+        let mut said = Vec::new();
+        let report = self.run(&mut said);
+        let mut summary = lock(summary);
+        println!("{}", String::from_utf8_lossy(&said));
+        summary.end(&begun, report);
     }
 
     fn run(self, out: &mut impl Write) -> Report {
@@ -204,27 +218,29 @@ fn plan(root: &Path, extent: Extent) -> Vec<Phase> {
     // The tests at once: of the same packages as each step below, else what they use is compiled again with other features.
     let build_tests = cargo(root, &format!("test {RELEASE} --no-run{}", as_targets(&tests)));
     let build = take("build, release", 30, [cargo(root, &format!("build {RELEASE}")), build_tests]);
-    // Tests wait for much, and leave CPUs idle.
-    let beside = [loom(root), miri(root), build].map(Plan::in_idle_time).into();
-    let debug = Phase { in_turn, beside };
-
     let run = |test: &String| {
         let arguments = format!("test {RELEASE} --test {test} --no-fail-fast -- --show-output");
-        take(&format!("release test {test}"), 15, [cargo(root, &arguments)])
+        take(&format!("release test {test}"), 30, [cargo(root, &arguments)])
     };
-    let (simulations, others): (Vec<String>, Vec<String>) = tests.into_iter().partition(|test| test == "sim");
+    let (timeless, others): (Vec<String>, Vec<String>) =
+        tests.iter().cloned().partition(|test| TIMELESS.contains(&test.as_str()));
+    let mut in_release = vec![build];
+    in_release.extend(timeless.iter().map(run));
+    // Tests wait for much, and leave CPUs idle.
+    let in_idle_time = |plans: Vec<Plan>| plans.into_iter().map(Plan::in_idle_time).collect();
+    let beside = [vec![loom(root)], vec![miri(root)], in_release].map(in_idle_time).into();
+    let debug = Phase { in_turn, beside };
+
     let mut doc = cargo(root, "doc --workspace --lib --no-deps");
     doc.env("RUSTDOCFLAGS", "-D warnings");
     let mut in_turn: Vec<Plan> = others.iter().map(run).collect();
     in_turn.push(take("doc", 10, [doc]));
     in_turn.push(take("examples", 10, [cargo(root, "build --workspace --examples"), check("examples")]));
-    let release = Phase { in_turn, beside: vec![] };
-
     // By itself it says what it skips for want of: qemu, or a network to fetch a kernel from.
     let mut keys = check("qemu-test");
     keys.arg("--keys");
-    let last = Phase { in_turn: simulations.iter().map(run).collect(), beside: vec![take("qemu, keys", 15, [keys])] };
-    vec![debug, release, last]
+    let release = Phase { in_turn, beside: vec![vec![take("qemu, keys", 15, [keys])]] };
+    vec![debug, release]
 }
 
 fn take(name: &str, limit_minutes: u32, commands: impl Into<Vec<Command>>) -> Plan {
