@@ -168,7 +168,7 @@ fn without_frames(args: &Args) -> Result<Command, Refused> {
     }
     let program = program::find(&args.program[0]).map_err(bad)?;
     let library = loader::find("libselfpage_malloc.so", "selfpage-malloc").map_err(bad)?;
-    let preload = preload(&program, &library).map_err(bad)?;
+    let preload = preload(args, &program, &library).map_err(bad)?;
     let mut command = Command::new(program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
     Ok(command)
@@ -202,13 +202,15 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
         return Err(Refused { why: lack.to_string(), status: NOT_ENTERED });
     }
     let library = loader::find("libselfpage_frames.so", "selfpage-preload").map_err(bad)?;
-    let preload = preload(&program, &library).map_err(bad)?;
+    let preload = preload(args, &program, &library).map_err(bad)?;
     let trace = args.trace.as_deref().map(replaceable).transpose().map_err(bad)?;
     can_page_to(Path::new(place))?;
     let records = Records::new().map_err(bad)?;
     let user = rustix::process::geteuid().as_raw();
     let record =
         records.name().map_err(|cause| bad(format!("cannot tell where records are: {}", cause::told(&cause))))?;
+    // There may be no /dev/null.
+    let (nothing, _) = std::io::pipe().map_err(|cause| bad(format!("cannot make a pipe: {}", cause::told(&cause))))?;
     // Last, when nothing else is refused: what earlier runs left is still whole then.
     let stats = args.stats.as_deref().map(Stats::open).transpose().map_err(bad)?;
     trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
@@ -228,8 +230,6 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     let mut command = Command::new(&program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
-    // There may be no /dev/null.
-    let (nothing, _) = std::io::pipe().map_err(|cause| bad(format!("cannot make a pipe: {}", cause::told(&cause))))?;
     let begun = start(command, signals, records, stats, traces)?;
     inherited.let_go(nothing);
     Ok(begun)
@@ -244,7 +244,10 @@ fn start(
     traces: Option<Traces>,
 ) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
-    for signal in PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)) {
+    let heard: Vec<_> = PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)).collect();
+    // What comes to the program before it is executed is its own, and not for a handler of ours that it still has.
+    blocked::hold_back(&mut command, &heard);
+    for signal in heard {
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
     ignored::pass_on(&mut command);
@@ -264,10 +267,11 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
     let Begun { child, mut signals, records, stats, traces } = begun;
     let failed = |why: String| Refused { why, status: 1 };
     let status = loop {
+        stops::follow(&child, &mut signals);
+        // After that, which may have heard of its end.
         if let Some(status) = reap(&child).map_err(|cause| failed(format!("cannot wait: {cause}")))? {
             break status;
         }
-        stops::follow(&child, &mut signals);
         signals::hear(&child, signals.wait());
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
@@ -474,7 +478,7 @@ fn make_way(trace: &OsStr) -> Result<(), String> {
 }
 
 /// Ours first, then what was to be preloaded already. The loader goes on without a library that it cannot load: it is asked first.
-fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
+fn preload(args: &Args, program: &Path, library: &Path) -> Result<OsString, String> {
     loader::can_preload(library)?;
     let mut list = library.as_os_str().to_owned();
     if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
@@ -488,7 +492,8 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
     // One pipe for its output and its errors: `Command::output` has two, and panics where a filter refuses `ioctl`.
     let (mut said, saying) = std::io::pipe().map_err(cannot)?;
     let mut asked = Command::new(program);
-    asked.env("LD_PRELOAD", &list).env("LD_TRACE_LOADED_OBJECTS", "1");
+    // Nobody reads its arguments then: that there are too many of them is found here.
+    asked.args(&args.program[1..]).env("LD_PRELOAD", &list).env("LD_TRACE_LOADED_OBJECTS", "1");
     asked.stdin(nothing).stdout(saying.try_clone().map_err(cannot)?).stderr(saying);
     let mut loader = asked.spawn().map_err(cannot)?;
     // Its ends of the pipe, without which what it says has no end.

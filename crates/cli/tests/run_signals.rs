@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -380,5 +381,40 @@ fn a_program_that_somebody_stops_where_there_are_no_jobs_goes_on_by_itself() {
     seen("it does not stop", || (state(&sleeper) == Some('T')).then_some(()));
     send(program, libc::SIGCONT);
     send(program, libc::SIGTERM);
+    assert_eq!(ends(run).0, Some(128 + libc::SIGTERM));
+}
+
+/// Whoever waits for the tool there does not look whether it has stopped.
+#[test]
+fn a_program_that_stops_below_a_script_goes_on_by_itself() {
+    if !can_page() {
+        return;
+    }
+    let tool = run(FRAMES, &["sh", "-c", "(sleep 1; kill -CONT $$) & kill -STOP $$; exit 7"]);
+    let mut script = Command::new("sh");
+    script.args(["-c", "\"$@\"; exit $?", "sh"]).arg(tool.get_program()).args(tool.get_args());
+    assert_eq!(ends(script.process_group(0).spawn().unwrap()).0, Some(7));
+}
+
+/// `selfpage run` with something that happens while it is in a call. `None`: it cannot be run here.
+fn meanwhile(what: &str, program: &[&str]) -> Option<Child> {
+    if !skip::has("gcc") || !can_page() {
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/meanwhile.c");
+    let made = std::env::temp_dir().join("selfpage-test-programs");
+    let library = programs::compile(&made, &source, &["-Wall", "-Werror", "-shared", "-fPIC", what]);
+    Some(run(FRAMES, program).env("LD_PRELOAD", library).process_group(0).spawn().unwrap())
+}
+
+#[test]
+fn a_program_that_ends_while_the_tool_stops_with_it_is_seen_to_end() {
+    let Some(run) = meanwhile("-DENDS_IN_RAISE", &["sh", "-c", "kill -STOP $$"]) else { return };
+    assert_eq!(ends(run).0, Some(128 + libc::SIGKILL));
+}
+
+#[test]
+fn what_is_sent_to_the_program_before_it_is_executed_is_not_lost() {
+    let Some(run) = meanwhile("-DSIGNAL_IN_FORK", &["sleep", "5"]) else { return };
     assert_eq!(ends(run).0, Some(128 + libc::SIGTERM));
 }

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr;
 
 /// Lets these signals come to this thread from here on, and those of them that wait already.
@@ -9,6 +11,28 @@ pub fn let_come(signals: impl IntoIterator<Item = c_int>) {
     let set = set(signals);
     // SAFETY: plain-old-data, out-pointer: the set is filled in, and outlives the call.
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, ptr::null_mut()) };
+}
+
+/// Blocks these signals, which are about to have handlers, until they are let come; and has what `command` starts begin as if neither were so.
+pub fn hold_back(command: &mut Command, signals: &[c_int]) {
+    let set = set(signals.iter().copied());
+    // SAFETY: plain-old-data, out-pointer: the sets are filled in, and outlive the call.
+    let before = unsafe {
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before);
+        before
+    };
+    let signals = signals.to_vec();
+    let restore = move || {
+        // SAFETY: signal-safe: signal(2) and sigprocmask(2) alone are called between fork and exec.
+        unsafe {
+            signals.iter().for_each(|signal| _ = libc::signal(*signal, libc::SIG_DFL));
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        }
+        Ok(())
+    };
+    // SAFETY: signal-safe: as above.
+    unsafe { command.pre_exec(restore) };
 }
 
 /// Sends this thread a signal that waits until it is let come, or forgotten.

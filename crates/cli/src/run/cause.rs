@@ -28,6 +28,9 @@ pub fn remedy(cause: Errno) -> Option<&'static str> {
     Some(match cause {
         Errno::MFILE => "raise `ulimit -n`",
         Errno::NFILE => "raise fs.file-max (sysctl -w)",
+        Errno::TOOBIG => {
+            "pass fewer arguments, or a shorter environment; with a higher `ulimit -s` there is room for more"
+        }
         Errno::AGAIN => "raise `ulimit -u`, or pids.max of the cgroup",
         _ => return None,
     })

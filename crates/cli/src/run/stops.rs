@@ -2,17 +2,18 @@
 
 use std::process::Child;
 
-use rustix::process::{WaitId, WaitIdOptions};
+use rustix::process::{WaitId, WaitIdOptions, getpgid, getpgrp, getppid};
 use signal_hook::consts::SIGTSTP;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use super::{blocked, signals};
 
-/// Stops as well where the program has stopped, as a terminal would stop us: not where nobody could continue us as a shell does, in an
-/// orphaned group. Returns when somebody has sent SIGCONT, which is to be heard of.
+/// Stops as well where the program has stopped, as a terminal would stop us, where we are a shell's job: whoever is in one group with us, a
+/// script or make(1), does not look for that, and in an orphaned group the kernel stops nobody. Returns when somebody has sent SIGCONT, which
+/// is to be heard of.
 pub fn follow(program: &Child, heard: &mut SignalsInfo<WithOrigin>) {
-    if !has_stopped(program) {
+    if is_of_a_job() || !has_stopped(program) {
         return;
     }
     blocked::hold(SIGTSTP);
@@ -23,6 +24,11 @@ pub fn follow(program: &Child, heard: &mut SignalsInfo<WithOrigin>) {
     } else {
         blocked::forget(SIGTSTP);
     }
+}
+
+/// Whether our caller is in our group: the job is its, or somebody's before it.
+fn is_of_a_job() -> bool {
+    getppid().is_some_and(|parent| getpgid(Some(parent)).is_ok_and(|group| group == getpgrp()))
 }
 
 /// Looks, and has it be seen again as long as it stands.
