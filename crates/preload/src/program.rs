@@ -140,19 +140,31 @@ fn lacks_library() -> Option<&'static str> {
     let list = unsafe { libc::getenv(c"LD_PRELOAD".as_ptr()).as_ref().map(|list| CStr::from_ptr(list).to_bytes())? };
     // Others may have put a library of theirs before it.
     let own = preloaded(list).find(|name| is_own(name))?;
+    // The last name ends where the list does, with NUL. Others are copied, which takes room on the program's stack.
+    let is_last = own.as_ptr_range().end == list.as_ptr_range().end;
+    let cannot = if is_last { cannot_read(own.as_ptr()) } else { cannot_read_copied(own) };
+    cannot.then_some("the library cannot be read where it runs")
+}
+
+#[inline(never)]
+fn cannot_read_copied(name: &[u8]) -> bool {
     let mut path = [0u8; PATH_BYTES];
-    path.get_mut(..own.len()).filter(|room| room.len() < PATH_BYTES)?.copy_from_slice(own);
+    let Some(room) = path.get_mut(..name.len()).filter(|room| room.len() < PATH_BYTES) else { return false };
+    room.copy_from_slice(name);
+    cannot_read(path.as_ptr())
+}
+
+/// As the loader does: access(2) does not know what a process has denied itself (Landlock). The path ends with NUL.
+fn cannot_read(path: *const u8) -> bool {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-    // As the loader does: access(2) does not know what a process has denied itself (Landlock).
-    // SAFETY: raw-call: the path ends with NUL.
-    let file = unsafe { call(libc::SYS_open, [path.as_ptr() as usize, flags, 0, 0, 0, 0]) };
+    // SAFETY: raw-call: the kernel reads the path.
+    let file = unsafe { call(libc::SYS_open, [path as usize, flags, 0, 0, 0, 0]) };
     if file >= 0 {
         // SAFETY: raw-call: our own descriptor.
         unsafe { call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
     }
     // Another thread may have taken the last number; the loader has all of them.
-    let is_full = [libc::EMFILE, libc::ENFILE].contains(&-(file as i32));
-    (file < 0 && !is_full).then_some("the library cannot be read where it runs")
+    file < 0 && ![libc::EMFILE, libc::ENFILE].contains(&-(file as i32))
 }
 
 /// Whether it is setuid or setgid to somebody else: the loader preloads nothing there.
@@ -199,11 +211,13 @@ fn wrong_kind(file: usize, path: &CStr) -> Option<&'static str> {
             return None;
         }
         if number(&header, 0, 4) == libc::PT_INTERP as usize {
-            let mut name = [0u8; 256];
-            let len = number(&header, 32, 8).min(name.len());
-            read(&mut name[..len], number(&header, 8, 8));
-            let is_glibcs = name[..len].split(|byte| *byte == 0).next().is_some_and(|name| name.ends_with(LOADER));
-            return (!is_glibcs).then_some("it uses another C library");
+            // How it ends, and the NUL.
+            let mut name = [0u8; LOADER.len() + 1];
+            let (start, size) = (number(&header, 8, 8), number(&header, 32, 8));
+            let end = start.wrapping_add(size).wrapping_sub(name.len());
+            let is_glibcs =
+                size >= name.len() && read(&mut name, end) > 0 && name.starts_with(LOADER) && name.ends_with(b"\0");
+            return (!is_glibcs).then_some(OTHER_LIBRARY);
         }
     }
     Some("it is linked statically")

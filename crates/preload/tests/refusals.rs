@@ -180,6 +180,22 @@ for name_of_way, way in ways.items():
     assert!(ran.errors().contains("another C library"), "{}", ran.errors());
 }
 
+/// It lies deep down, as those of a store of packages.
+#[test]
+fn a_loader_with_a_long_name_is_glibcs_all_the_same() {
+    if !run::possible() {
+        return;
+    }
+    let place = run::directory();
+    let deep = place.path().join("d".repeat(200)).join("e".repeat(200));
+    std::fs::create_dir_all(&deep).unwrap();
+    let loader = deep.join("ld-linux-x86-64.so.2");
+    std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", &loader).unwrap();
+    let program = run::compile("alone", &[&format!("-Wl,--dynamic-linker={}", loader.display())]);
+    let ran = run::run("8M", "/bin/sh", &["-c", "\"$0\"; [ $? = 7 ]", program.to_str().unwrap()]).ok();
+    assert_eq!(ran.stats["processes"].as_array().unwrap().len(), 2, "{}", ran.stats);
+}
+
 /// As behind `chroot`, or in another mount namespace.
 #[test]
 fn programs_that_are_executed_where_the_library_is_not() {
