@@ -114,8 +114,8 @@ mod waiting {
         ByAnother,
         /// Somebody was inside all the time.
         InUse {
-            /// How many have left meanwhile.
-            left: u32,
+            /// Whether one has left after a sixteenth of the time, or later.
+            left_late: bool,
         },
     }
 
@@ -172,22 +172,25 @@ mod waiting {
         /// # Errors
         /// The caller may try again. That matters where one inside waits for a kernel lock whose holder waits to get in.
         pub fn close(&self, mmu: &dyn Mmu, timeout_us: u32) -> Result<(), Unclosed> {
-            let at_first = self.0.fetch_or(CLOSED, Ordering::SeqCst);
-            if at_first & CLOSED != 0 {
+            if self.0.fetch_or(CLOSED, Ordering::SeqCst) & CLOSED != 0 {
                 return Err(Unclosed::ByAnother);
             }
-            let deadline = mmu.now_ns() + u64::from(timeout_us) * 1000;
+            let (begun_ns, most_ns) = (mmu.now_ns(), u64::from(timeout_us) * 1000);
+            // How many are inside after a sixteenth of the time.
+            let mut late = None;
             loop {
                 let now = self.0.load(Ordering::SeqCst);
                 if now == CLOSED {
                     return Ok(());
                 }
-                let left_us = deadline.saturating_sub(mmu.now_ns()) / 1000;
-                if left_us == 0 {
+                let look_ns = begun_ns + late.map_or(most_ns / 16, |_| most_ns);
+                let wait_us = look_ns.saturating_sub(mmu.now_ns()) / 1000;
+                if wait_us > 0 {
+                    mmu.sleep(&self.0, now, wait_us as u32);
+                } else if let Some(inside) = late.replace(now & !CLOSED) {
                     self.open(mmu);
-                    return Err(Unclosed::InUse { left: at_first.saturating_sub(now & !CLOSED) });
+                    return Err(Unclosed::InUse { left_late: now & !CLOSED < inside });
                 }
-                mmu.sleep(&self.0, now, left_us as u32);
             }
         }
 

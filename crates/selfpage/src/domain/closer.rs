@@ -9,7 +9,7 @@ use selfpage_core::sync::{Gate, Unclosed};
 const FIRST_US: u32 = 20_000;
 /// And at most where nobody leaves meanwhile: a device may never answer, and then others get in at times.
 const LONGEST_US: u32 = 256 * FIRST_US;
-/// And at most where some leave: their devices answer, and all do so in time if it is long enough.
+/// And at most where some leave late: a device takes so long and answers, and all do so in time if it is long enough.
 const LONGEST_LEAVING_US: u32 = 16 * LONGEST_US;
 /// This share of the time that it was closed in vain it is open then.
 const OPEN_SHARE: u32 = 8;
@@ -38,8 +38,8 @@ impl Closer {
     pub(crate) fn close(&mut self, gate: &Gate, mmu: &dyn Mmu) -> Result<(), Unclosed> {
         let closed = gate.close(mmu, self.closed_us);
         self.open_us = BY_ANOTHER_US;
-        if let Err(Unclosed::InUse { left }) = closed {
-            let longest_us = if left == 0 { LONGEST_US } else { LONGEST_LEAVING_US };
+        if let Err(Unclosed::InUse { left_late }) = closed {
+            let longest_us = if left_late { LONGEST_LEAVING_US } else { LONGEST_US };
             self.open_us = self.closed_us / OPEN_SHARE;
             self.closed_us = longest_us.min(2 * self.closed_us);
         }
@@ -187,12 +187,22 @@ mod tests {
         play.enter(NEVER_US);
         assert!(!play.closes(1, 50));
         assert_eq!(play.closer.closed_us, LONGEST_US);
-        // Others have left meanwhile, and then nobody does.
+        // One has left late, and then nobody does.
         play.closer.closed_us = LONGEST_LEAVING_US;
-        play.enter(SECOND_US);
+        play.enter(u64::from(LONGEST_LEAVING_US) / 2);
         assert!(!play.closes(1, 1));
         assert_eq!(play.closer.closed_us, LONGEST_LEAVING_US);
         assert!(!play.closes(1, 1));
         assert_eq!(play.closer.closed_us, LONGEST_US);
+    }
+
+    #[test]
+    fn nor_where_others_answer_soon_beside_it() {
+        let mut play = Play::new(1_000);
+        play.enter(NEVER_US);
+        for _ in 0..50 {
+            assert!(!play.closes(2, 1));
+            assert!(play.closer.closed_us <= LONGEST_US);
+        }
     }
 }
