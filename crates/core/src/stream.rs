@@ -61,6 +61,8 @@ pub struct Streams {
     before: AtomicU64,
     /// Whether the last fault came once more already.
     repeated: AtomicBool,
+    /// Whether what was planned last has been fetched.
+    fetched: AtomicBool,
     streams: [Stream; STREAMS],
 }
 
@@ -109,6 +111,7 @@ impl Streams {
             last: AtomicU64::new(u64::MAX),
             before: AtomicU64::new(u64::MAX),
             repeated: AtomicBool::new(false),
+            fetched: AtomicBool::new(false),
             streams: array::from_fn(|_| Stream::new()),
         }
     }
@@ -130,7 +133,9 @@ impl Streams {
         let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let last = self.last.swap(index, Ordering::Relaxed);
         let met_last = |stream: &&Stream| stream.met.load(Ordering::Relaxed) == now.wrapping_sub(1);
-        let repeated = self.repeated.swap(index == last, Ordering::Relaxed);
+        // Not where the same fault is planned again, since it had to wait for a frame or was handed over.
+        let comes_anew = self.fetched.swap(false, Ordering::Relaxed) && index == last;
+        let repeated = self.repeated.swap(comes_anew, Ordering::Relaxed) && comes_anew;
         if index == last {
             if repeated {
                 // The program drops the page, and touches it alone each time.
@@ -178,6 +183,14 @@ impl Streams {
             oldest.asked.store(0, Ordering::Relaxed);
         }
         Plan::ALONE
+    }
+
+    /// The pages of the last plan have come.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn note_fetched(&self) {
+        self.fetched.store(true, Ordering::Relaxed);
     }
 
     /// Somebody reached the tripwire at page `index`: the chunk to ask for next, if the stream is still known.
@@ -433,16 +446,20 @@ mod tests {
         assert_eq!(last.map(|chunk| chunk.stride), Some(1));
     }
 
-    /// By a pager thread, where the trap could not.
+    /// By a pager thread, where the trap could not, and after each wait for a frame.
     #[test]
     fn a_fault_that_is_planned_again_is_no_fault_of_its_own() {
-        let (once, twice) = (Streams::new(), Streams::new());
+        let (once, often) = (Streams::new(), Streams::new());
         let mut at = [0u64, 1_000_000];
         for _ in 0..12 {
             for at in &mut at {
                 let plan = once.plan(*at, LIMITS);
-                assert_eq!(twice.plan(*at, LIMITS), plan);
-                assert_eq!(twice.plan(*at, LIMITS), Plan { ahead: None, ..plan });
+                once.note_fetched();
+                assert_eq!(often.plan(*at, LIMITS), plan);
+                for _ in 0..3 {
+                    assert_eq!(often.plan(*at, LIMITS), Plan { ahead: None, ..plan });
+                }
+                often.note_fetched();
                 *at += u64::from(plan.count);
             }
         }
@@ -454,17 +471,22 @@ mod tests {
         // In a sequence that is followed so far, one that is read ahead of last.
         for faults in 1..8 {
             let streams = Streams::new();
+            let fault = |at| {
+                let plan = streams.plan(at, LIMITS);
+                streams.note_fetched();
+                plan
+            };
             let mut at = 100;
             for _ in 1..faults {
-                at += u64::from(streams.plan(at, LIMITS).count);
+                at += u64::from(fault(at).count);
             }
-            let plan = streams.plan(at, LIMITS);
-            assert_eq!(streams.plan(at, LIMITS), Plan { ahead: None, ..plan });
+            let plan = fault(at);
+            assert_eq!(fault(at), Plan { ahead: None, ..plan });
             for _ in 0..10 {
-                assert_eq!(streams.plan(at, LIMITS), Plan::ALONE, "{faults}");
+                assert_eq!(fault(at), Plan::ALONE, "{faults}");
             }
             // And the sequence goes on where it was left.
-            let next = streams.plan(at + u64::from(plan.count), LIMITS);
+            let next = fault(at + u64::from(plan.count));
             assert!(next.count >= plan.count, "{faults}: {plan:?}, {next:?}");
         }
     }

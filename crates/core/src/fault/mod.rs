@@ -372,6 +372,9 @@ fn bring_in(
     if let Some(chunk) = plan.ahead {
         ask_ahead(domain, region, chunk);
     }
+    if result.is_ok() {
+        region.streams.note_fetched();
+    }
     match result {
         Ok(0) => Step::Brought(Kind::First),
         Ok(_) => Step::Brought(Kind::Fill),
