@@ -58,7 +58,9 @@ fn io_uring() -> Finding {
 /// Whether reads and writes can be told not to wait. Of nothing, no file refuses them.
 fn without_waiting() -> (Answer, Answer) {
     let refused = |why: Errno| Shortfall::Refused(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()));
-    match memfd_create("selfpage-doctor", MemfdFlags::CLOEXEC) {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let on_disk = |_| open(DIRECTORY, flags, Mode::RUSR | Mode::WUSR);
+    match memfd_create("selfpage-doctor", MemfdFlags::CLOEXEC).or_else(on_disk) {
         Err(why) => (Err(refused(why)), Err(refused(why))),
         Ok(file) => (
             preadv2(&file, &mut [], 0, ReadWriteFlags::NOWAIT).map(drop).map_err(refused),

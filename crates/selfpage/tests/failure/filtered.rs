@@ -101,7 +101,7 @@ fn a_filter_that_forbids_what_files_are_read_by_past_their_lock() {
 #[test]
 fn a_filter_that_forbids_what_files_are_written_by_past_their_lock() {
     for (trap, name) in TRAPS {
-        for errno in [libc::EPERM, libc::ENOSYS] {
+        for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
             in_child(here!(), &format!("{name} {errno}"), || {
                 let dir = tempfile::tempdir_in("/var/tmp").unwrap();
                 let path = numbered_file(&dir, 4 * FRAMES);

@@ -221,11 +221,10 @@ impl Request {
 
 /// Why a write that must not wait has failed: where the process may make no such call, because it would have had to wait.
 fn unless_forbidden(file: BorrowedFd<'_>, why: Errno) -> Errno {
-    let is_refusal = |why| matches!(why, Errno::PERM | Errno::NOSYS);
-    // The file itself refuses no write of nothing.
-    match is_refusal(why) && pwritev2(file, &[], 0, ReadWriteFlags::NOWAIT).is_err_and(is_refusal) {
-        true => Errno::AGAIN,
-        false => why,
+    // A filter answers with any number. The file itself refuses no write of nothing, if it is there.
+    match pwritev2(file, &[], 0, ReadWriteFlags::NOWAIT) {
+        Err(of_nothing) if of_nothing == why && !matches!(why, Errno::INTR | Errno::BADF) => Errno::AGAIN,
+        _ => why,
     }
 }
 
@@ -255,7 +254,7 @@ mod tests {
     #[test]
     fn what_a_file_itself_refuses_is_no_filters() {
         let file = tempfile::tempfile().unwrap();
-        for errno in [Errno::PERM, Errno::NOSYS, Errno::IO] {
+        for errno in [Errno::PERM, Errno::NOSYS, Errno::ACCESS, Errno::IO] {
             assert_eq!(unless_forbidden(file.as_fd(), errno), errno);
         }
     }
