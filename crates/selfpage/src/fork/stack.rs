@@ -19,16 +19,25 @@ pub(super) struct KeptStack {
 }
 
 impl KeptStack {
-    /// Keeps the stack from here down, and the page above, which callers use. As many pages as can be had: it may end before. `None`: it is
-    /// nobody's region.
+    /// Keeps the stack from here down, and the page above, which callers use. As many pages as can be had: it may end before, at the end of the
+    /// region, or at a page that must not be read. `None`: it is nobody's region.
     pub(super) fn keep(domains: &[Arc<Inner>]) -> Option<KeptStack> {
         let here = VirtAddr(&raw const domains as usize).page();
-        let inner = domains.iter().find(|inner| inner.state().regions.find(here).is_some())?.clone();
+        let find = |inner: &Arc<Inner>| {
+            let (state, inner) = (inner.state(), inner.clone());
+            let _inside = state.gate.enter(state.mmu);
+            Some((inner, state.regions.find(here)?.range))
+        };
+        let (inner, range) = domains.iter().find_map(find)?;
         let state = inner.state();
         // Others need frames too.
         let count = KEPT_PAGES.min(u64::from(inner.pool.frames()) / 4);
         let mut pages: Vec<_> = inner.on_table(move |context| {
-            let is_kept = |page: &PageNo| range::pin(state, context, *page) == Outcome::Resolved;
+            let is_of_stack = |page: PageNo| {
+                let read = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
+                range.contains(page) && resolve(state, context, read) != Outcome::Protected
+            };
+            let is_kept = |page: &PageNo| is_of_stack(*page) && range::pin(state, context, *page) == Outcome::Resolved;
             // What is used for certain comes first: there may be no frames for the rest.
             let down = (1..count).map(|pages| PageNo(here.0.saturating_sub(pages)));
             [here, here.plus(1)].into_iter().filter(is_kept).chain(down.take_while(is_kept)).collect()

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, DescriptorTable, Domain, MemoryFault, Protection, Region};
+use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, MemoryFault, Protection, Region};
 
 use crate::child::forked;
 use crate::locking::{LIMIT, bound_locking};
 use crate::own_stack::{on_evicted_stack, on_stack_in};
 use crate::scenario::{PAGE, here, in_child, number_pages};
+use crate::tried;
 
 const PAGES: usize = 256;
 const TABLES: [(DescriptorTable, &str); 2] =
@@ -64,6 +65,36 @@ fn a_fork_on_a_stack_that_was_never_used_so_far_down() {
         })
         .well();
     }
+}
+
+/// The pages of another region, right below the stack's.
+#[test]
+fn a_fork_on_a_stack_brings_in_nothing_of_what_lies_below_it() {
+    struct Numbers;
+    impl FaultHandler for Numbers {
+        fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+            let page = fault.offset_bytes() / PAGE;
+            // SAFETY: test: nobody has a reference into it. One that is in core by now is as it should be.
+            let _ = unsafe { fault.map(&[page as u8 + 1; PAGE]) };
+            Answer::Handled
+        }
+
+        fn asks_first(&self) -> bool {
+            true
+        }
+    }
+    in_child(here!(), "", || {
+        let domain = domain_with(DescriptorTable::Shared);
+        let data = domain.region(4 * PAGE).far_from_all().handler(Numbers).zero().unwrap();
+        let above = data.as_ptr().addr() + data.len_bytes();
+        let stack = domain.region(14 * PAGE).at(above).zero().unwrap();
+        on_stack_in(&stack, || {
+            forked(|| ());
+        });
+        let pages = [0, 1, 2, 3].map(|page| tried::read(tried::word(&data, page)).unwrap() as u8);
+        assert_eq!(pages, [1, 2, 3, 4]);
+    })
+    .well();
 }
 
 #[test]
