@@ -243,10 +243,10 @@ impl Drop for Life {
             return std::mem::forget(self.inner.clone());
         }
         crate::fork::delist(&self.inner);
-        if thread::is_a_domains() {
-            self.inner.end_elsewhere();
-        } else {
+        if !thread::is_a_domains() && self.inner.handlers.end_soon(&self.inner) {
             self.inner.end();
+        } else {
+            self.inner.end_elsewhere();
         }
     }
 }

@@ -23,7 +23,7 @@ mod turn;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrayvec::ArrayString;
 use selfpage_core::addr::{Frame, PageBytes};
@@ -39,6 +39,7 @@ use crate::cancel::Uncancelled;
 use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Closer, Inner, Open, Part, Regions};
 use crate::error::{Error, Kind};
+use crate::patience::Patience;
 use crate::placement::taken;
 use crate::region::Bound;
 use crate::store::{BackingStore, Descriptor, OwnFiles, Reserved, StoreError, forget_numbers};
@@ -265,8 +266,6 @@ fn hold(inners: Vec<Arc<Inner>>) -> (Vec<PausedDomain>, taken::Held) {
 /// How long a fork waits while nothing of what a domain has in frames alone goes to where a child can have it: a filter of the program's may
 /// forbid for good what would map it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What counts of one try: the process may be stopped (SIGSTOP) meanwhile.
-const MOST_OF_A_TRY: Duration = Duration::from_millis(200);
 
 /// What keeps a fork from closing the gates.
 struct Stuck {
@@ -274,9 +273,7 @@ struct Stuck {
     at: usize,
     least: usize,
     saved: u64,
-    /// How long that is so, and when it was looked at last.
-    waited: Duration,
-    last: Instant,
+    patience: Patience,
 }
 
 /// Closes the gates of all domains, or none and tries again: whoever is inside one may wait for a lock of the kernel's whose holder
@@ -289,14 +286,14 @@ fn close_gates(domains: &mut [PausedDomain]) {
             domain.open_gate();
         }
         if let Open::Undrained(pages) = why {
-            let (saved, now) = (domains[at].inner.state().counters.read().bytes_saved, Instant::now());
+            let saved = domains[at].inner.state().counters.read().bytes_saved;
             let same = stuck.filter(|stuck| stuck.at == at && stuck.least <= pages && stuck.saved >= saved);
-            let waited = same.as_ref().map_or(Duration::ZERO, |same| same.waited + MOST_OF_A_TRY.min(now - same.last));
-            if waited >= PATIENCE {
+            let fresh = || Stuck { at, least: pages, saved, patience: Patience::of(PATIENCE) };
+            let mut now = same.unwrap_or_else(fresh);
+            if !now.patience.lasts() {
                 domains[at].shared = Err(format!("{pages} of its pages can neither be saved nor mapped"));
             }
-            let (least, saved) = same.map_or((pages, saved), |same| (same.least, same.saved));
-            stuck = Some(Stuck { at, least, saved, waited, last: now });
+            stuck = Some(now);
         }
         domains[at].inner.drain();
         closer.pause();

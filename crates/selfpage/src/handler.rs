@@ -10,7 +10,7 @@ pub(crate) mod given_up;
 
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -369,6 +369,10 @@ impl Bound {
         inner.undisturbed(move || {
             let state = inner.state();
             let _inside = state.gate.enter(state.mmu);
+            // One that has left its domain allows nothing any more: nobody answers for a fault there.
+            if !state.regions.find(range.first).is_some_and(|region| ptr::eq(region, self.core())) {
+                return Ok(());
+            }
             let left = self.asking.left.load(Ordering::Relaxed).cast_signed();
             let access = match access {
                 _ if left & libc::PROT_READ == 0 => memory::Access::None,

@@ -42,6 +42,7 @@ mod maps;
 #[path = "../../../tests/over_memory.rs"]
 mod over_memory;
 pub mod pager;
+mod patience;
 mod placement;
 mod pool;
 pub mod protection;

@@ -26,6 +26,7 @@ use crate::region::Bound;
 use crate::store::{OwnFiles, Reserved, borrow_number};
 use crate::trap::ask::may_be_in_handler;
 use crate::trap::handlers::start_one;
+use crate::trap::thread::is_a_domains;
 use crate::{descriptors, maps};
 
 /// A region, and a range of its addresses where its mapping is there still.
@@ -159,11 +160,12 @@ impl Inner {
         for (bound, part) in parts {
             bound.register(descriptors, part)?;
         }
-        let is_asked = may_be_in_handler();
+        // On a thread of the program's it is in a handler of an upcall region at most.
+        let may_be_asked = |bound: &Bound| may_be_in_handler() && (is_a_domains() || bound.core().trap == Trap::Upcall);
         for bound in regions.values() {
             bound.core().let_all_go();
             bound.tracker.forget();
-            if !is_asked {
+            if !may_be_asked(bound) {
                 bound.forget_asked();
             }
             // The thread that was to make the cut is not here, nor the handle that keeps the source.

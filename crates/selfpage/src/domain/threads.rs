@@ -113,8 +113,8 @@ impl Inner {
     }
 
     /// The same, for a thread that would wait for itself there, or for another domain's that waits for it: a handler, pager or store of the
-    /// program's may own regions, and is dropped by whoever was the last to ask it. On a pager thread the program's copies of the
-    /// descriptors stay open, where it has them.
+    /// program's may own regions, and is dropped by whoever was the last to ask it; or a handler waits for a lock of the thread's. On a pager
+    /// thread the program's copies of the descriptors stay open, where it has them.
     pub(super) fn end_elsewhere(self: &Arc<Self>) {
         let own = self.clone();
         if let Some(why) = end_on_another(move || own.end()) {

@@ -4,12 +4,13 @@
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use selfpage_core::linux::memory;
 
 use super::Bound;
 use crate::fork::lineage::Process;
+use crate::patience::Patience;
 use crate::placement::taken;
 
 /// The region is about to leave its domain.
@@ -44,8 +45,8 @@ impl Place {
     /// other is asked from here on. Waits for them, and not for ever: they may wait for a lock of the caller's, or have been killed.
     pub(super) fn await_handlers(&self) {
         self.holds.fetch_or(LEAVES, Ordering::AcqRel);
-        let begun = Instant::now();
-        while self.is_asked() && begun.elapsed() < PATIENCE {
+        let mut patience = Patience::of(PATIENCE);
+        while self.is_asked() && patience.lasts() {
             std::thread::sleep(LOOKS_EVERY);
         }
     }

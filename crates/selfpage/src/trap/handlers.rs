@@ -8,6 +8,7 @@ use std::io;
 use std::ptr::{self, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering, fence};
+use std::time::Duration;
 
 use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::fault::{Fault, claim};
@@ -23,6 +24,7 @@ use super::{thread as own_thread, worker};
 use crate::domain::Inner;
 use crate::error::{Error, Result};
 use crate::handler::{Answer, FaultKind, Protection, Trouble};
+use crate::patience::Patience;
 use crate::protection;
 use crate::pthread::{self, LOOK_EVERY, PROGRAM_STACK_BYTES};
 
@@ -35,6 +37,9 @@ const MOST_OUTERMOST: i32 = MOST_THREADS as i32 - MOST_NESTED as i32;
 /// How often they look, and whoever waits for their end, whether those still are there who are at work: a filter of system calls may end one
 /// without a word, and a handler by a bare exit(2).
 const LOOK_EVERY_US: u32 = LOOK_EVERY.as_micros() as u32;
+
+/// How long a domain's last handle waits for their end.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The threads for handlers of a domain, and what they are called for.
 pub(crate) struct Handlers {
@@ -107,18 +112,25 @@ impl Handlers {
 
     /// Has the threads end, and waits until they have. A handler that is at work may need all other threads of the domain.
     pub(crate) fn end(&self, inner: &Inner) {
+        while !self.end_soon(inner) {}
+    }
+
+    /// The same, and not for ever: a handler may wait for a lock of the caller's. Whether they have ended.
+    pub(crate) fn end_soon(&self, inner: &Inner) -> bool {
         let mmu = inner.state().mmu;
         self.ending.store(true, Ordering::SeqCst);
         self.called.signal(mmu);
-        loop {
+        let mut patience = Patience::of(PATIENCE);
+        while patience.lasts() {
             let seen = self.told.count();
             miss(inner);
             // In a forked child the caller may be in the handler that has forked.
             if self.places.iter().all(|place| place.is_free() || place.is_own()) {
-                return;
+                return true;
             }
             self.told.wait(mmu, seen, LOOK_EVERY_US);
         }
+        false
     }
 
     /// How many handlers the thread is in: 0 for one that is no thread of ours.
@@ -199,16 +211,13 @@ fn start(inner: &Arc<Inner>) -> io::Result<()> {
             })
         })
     });
-    signal::restore(mask);
-    match started {
-        // Not before: from now on whoever sees that it has ended leaves it to itself.
-        Ok((thread, place)) => place.keep(thread),
-        Err(why) => {
-            handlers.threads.fetch_sub(1, Ordering::SeqCst);
-            return Err(why);
-        }
+    // Not before: from now on whoever sees that it has ended leaves it to itself. Nor later: a filter may end the caller at its next call.
+    let started = started.map(|(thread, place)| place.keep(thread));
+    if started.is_err() {
+        handlers.threads.fetch_sub(1, Ordering::SeqCst);
     }
-    Ok(())
+    signal::restore(mask);
+    started
 }
 
 extern "C" fn begin(given: *mut c_void) -> *mut c_void {
