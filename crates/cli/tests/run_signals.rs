@@ -402,7 +402,7 @@ fn meanwhile(what: &str, program: &[&str]) -> Option<Child> {
         return None;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/meanwhile.c");
-    let made = std::env::temp_dir().join("selfpage-test-programs");
+    let made = programs::build(&["selfpage-preload"]).join("selfpage-test-programs");
     let library = programs::compile(&made, &source, &["-Wall", "-Werror", "-shared", "-fPIC", what]);
     Some(run(FRAMES, program).env("LD_PRELOAD", library).process_group(0).spawn().unwrap())
 }
