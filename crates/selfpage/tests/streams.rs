@@ -204,9 +204,12 @@ fn pages_that_come_by_clones_moves_and_advice_are_traced() {
         }
         // Read before they end, which drops all pages.
         let trace = Trace::read(&path).unwrap();
+        let event = |record| if let Record::Event(event) = record { Some(event) } else { None };
+        let mut events: Vec<_> = trace.records.into_iter().filter_map(event).collect();
+        // Whoever brought a page in may tell of it when another has told that it went.
+        events.sort_by_key(|event| event.time_ns);
         let mut came = BTreeMap::new();
-        for record in trace.records {
-            let Record::Event(event) = record else { continue };
+        for event in events {
             match event.kind {
                 Kind::Soft | Kind::Referenced => {
                     assert!(came.contains_key(&event.page.0), "{trap:?}: {event:?} never came")
