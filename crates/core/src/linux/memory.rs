@@ -243,10 +243,13 @@ pub unsafe fn advise(addr: usize, len_bytes: usize, advice: Advice) -> Result<()
 /// # Safety
 /// owned-range: the range is the caller's.
 pub unsafe fn keep_hands_off(addr: usize, len_bytes: usize) -> Result<(), Errno> {
-    // SAFETY: owned-range: passed on from our caller. A kernel that merges nothing knows no such advice.
+    // SAFETY: owned-range: passed on from our caller. A kernel that merges nothing knows no such advice, and one without huge pages not the other.
     unsafe {
         let _ = advise(addr, len_bytes, Advice::NotMerged);
-        advise(addr, len_bytes, Advice::NoHugePages)?;
+        match advise(addr, len_bytes, Advice::NoHugePages) {
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(why) => return Err(why),
+        }
         advise(addr, len_bytes, Advice::NotForChild)
     }
 }

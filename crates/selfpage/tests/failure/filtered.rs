@@ -8,6 +8,7 @@ use selfpage::snapshot::Snapshots;
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{Answer, Domain, FaultHandler, FileAccess, MemoryFault, PageBytes, Protection, Region, Trap};
 
+use crate::child::forked;
 use crate::filter::Call;
 use crate::formatted::Kind as FileSystem;
 use crate::locked_file::on_ramfs;
@@ -389,5 +390,23 @@ fn a_page_comes_that_a_handler_has_passed_whose_thread_ends_then() {
     });
     if let Some(said) = said.and_said() {
         assert!(!said.contains("heap"), "{said}");
+    }
+}
+
+/// As such a kernel answers, up to Linux 6.15.
+#[test]
+fn a_kernel_without_huge_pages() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let advice = libc::MADV_NOHUGEPAGE as u32;
+            Call::with(libc::SYS_madvise, 2, advice).fails_everywhere(libc::EINVAL).unwrap();
+            let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+            let builder = domain.region(256 * PAGE).trap(trap);
+            let mut region = builder.stored(MemoryStore::new(1 << 24).unwrap()).unwrap();
+            number_pages(&mut region);
+            forked(|| check_pages(&region, 0..256));
+            check_pages(&region, 0..256);
+        })
+        .well();
     }
 }
