@@ -17,6 +17,7 @@ use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageRange};
+use selfpage_core::fault::evict::Evicted;
 use selfpage_core::fault::{Failure, Outcome, flush, range};
 use selfpage_core::linux::memory::Access;
 use selfpage_core::linux::{Errno, signal};
@@ -484,10 +485,21 @@ impl Region {
         let range = self.range("evict", offset_bytes, len_bytes)?;
         let (inner, bound) = (&*self.life.inner, &*self.bound);
         let state = inner.state();
-        let (gone, kept) = inner.on_pager_thread(move || {
-            let parts = bound.touched(inner, range).map(|part| range::evict(state, part));
-            parts.fold((0, 0), |(gone, kept), part| (gone + part.ready + part.queued, kept + part.kept))
-        });
+        let (mut evicted, mut left) = (Evicted::default(), (PageRange { count: 0, ..range }, range));
+        loop {
+            // A batch in each errand, as for a flush, and the wait for the saver on none of theirs.
+            let batch = move || {
+                let (part, rest) = bound.next_part(inner, left)?;
+                let mut evicted = evicted;
+                let part = range::evict(state, part, &mut evicted);
+                Some((evicted, (part, rest)))
+            };
+            let Some(now) = inner.on_pager_thread(batch) else { break };
+            (evicted, left) = now;
+            range::await_room(state);
+        }
+        let Evicted { ready, queued, kept, .. } = evicted;
+        let gone = ready + queued;
         if gone == 0 && kept > 0 {
             let cause = "none of its pages in core can go: each is pinned, by the program, the kernel or a device, or its pager has \
                          nowhere to save it; unpin them, or make the region with a store";
@@ -506,14 +518,14 @@ impl Region {
         let range = self.range("flush", offset_bytes, len_bytes)?;
         let (inner, bound) = (&*self.life.inner, &*self.bound);
         let state = inner.state();
-        let (mut part, mut rest) = (PageRange { count: 0, ..range }, range);
-        while part.count + rest.count > 0 {
+        let mut left = (PageRange { count: 0, ..range }, range);
+        loop {
             // A batch in each errand: with all of them in one, whoever handed a fault over would wait for all of it.
             let batch = move || {
-                let found = if part.count > 0 { Some((part, rest)) } else { bound.next_touched(inner, rest) };
+                let found = bound.next_part(inner, left);
                 found.map(|(part, rest)| Ok((flush::flush(state, part)?, rest))).transpose()
             };
-            (part, rest) = match inner.on_pager_thread(batch) {
+            left = match inner.on_pager_thread(batch) {
                 Ok(Some(left)) => left,
                 Ok(None) => break,
                 Err((page, failure)) => return Err(Error::failure("flush", bound.page_name(page), failure)),

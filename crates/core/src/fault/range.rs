@@ -438,53 +438,59 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
     None
 }
 
-/// Takes the frames of `range` back; changed pages are on their way to the store when it returns. Waits for the saver where
-/// there are more of them than may be on the way at once.
+/// Takes back the frames of as many pages from the front of `range` on as make a batch, and adds them to `evicted`; changed pages are on
+/// their way to the store when it returns. Returns the rest: all of it where [no more may be on the way](await_room).
+///
+/// # Context
+/// Normal, outside the gate. On a pager thread no more than this in one errand: others wait for that thread.
+pub fn evict(domain: &DomainState, range: PageRange, evicted: &mut Evicted) -> PageRange {
+    let room = save::room(domain).min(STRETCH);
+    if room == 0 || range.count == 0 {
+        return range;
+    }
+    let mut at = range.first;
+    // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for; and one that is in core
+    // again while it is being saved.
+    settle_step(domain, at, |region| match region.word(at).map(|word| (word, word.load())) {
+        Some((word, seen)) if seen.is_busy_or_saved_in_core() => {
+            word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
+        }
+        _ => Step::Done(Outcome::Resolved),
+    });
+    let _inside = domain.gate.enter(domain.mmu);
+    let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
+    let (queued, mut len) = (evicted.queued, 0);
+    let end = range.end().min(at.plus(MOST_LOOKS));
+    while len + ((evicted.queued - queued) as usize) < room && at < end {
+        let word = domain.regions.find(at).and_then(|region| region.word(at));
+        if at > range.first && word.is_some_and(|word| word.load().is_busy_or_saved_in_core()) {
+            break;
+        }
+        if let Some(frame) = claim_for_eviction(domain, at, evicted)
+            && let Some(entry) = claimed.get_mut(len)
+        {
+            *entry = (at, frame);
+            len += 1;
+        }
+        at = at.plus(1);
+    }
+    // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
+    let claimed = claimed.get(..len).unwrap_or(&[]);
+    move_out(domain, claimed, Room::Promised, evicted);
+    list_standby(domain, claimed);
+    PageRange { first: at, count: range.end().0 - at.0 }
+}
+
+/// Waits a moment for the saver, where there are as many changed pages on their way to the store as may be at once.
 ///
 /// # Context
 /// Normal, outside the gate.
-pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
-    let mut evicted = Evicted::default();
-    let mut at = range.first;
-    while at < range.end() {
-        let seen = domain.stack.demand.available.count();
-        let room = save::room(domain).min(STRETCH);
-        if room == 0 {
-            domain.to_save.signal(domain.mmu);
-            domain.stack.demand.available.wait(domain.mmu, seen, 1000);
-            continue;
-        }
-        // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for; and one that is in core
-        // again while it is being saved.
-        settle_step(domain, at, |region| match region.word(at).map(|word| (word, word.load())) {
-            Some((word, seen)) if seen.is_busy_or_saved_in_core() => {
-                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
-            }
-            _ => Step::Done(Outcome::Resolved),
-        });
-        let _inside = domain.gate.enter(domain.mmu);
-        let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let (start, queued, mut len) = (at, evicted.queued, 0);
-        let end = range.end().min(start.plus(MOST_LOOKS));
-        while len + ((evicted.queued - queued) as usize) < room && at < end {
-            let word = domain.regions.find(at).and_then(|region| region.word(at));
-            if at > start && word.is_some_and(|word| word.load().is_busy_or_saved_in_core()) {
-                break;
-            }
-            if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
-                && let Some(entry) = claimed.get_mut(len)
-            {
-                *entry = (at, frame);
-                len += 1;
-            }
-            at = at.plus(1);
-        }
-        // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
-        let claimed = claimed.get(..len).unwrap_or(&[]);
-        move_out(domain, claimed, Room::Promised, &mut evicted);
-        list_standby(domain, claimed);
+pub fn await_room(domain: &DomainState) {
+    let seen = domain.stack.demand.available.count();
+    if save::room(domain) == 0 {
+        domain.to_save.signal(domain.mmu);
+        domain.stack.demand.available.wait(domain.mmu, seen, 1000);
     }
-    evicted
 }
 
 /// Claims a resident page to evict it. A standby page loses its frame at once.

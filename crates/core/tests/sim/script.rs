@@ -66,7 +66,7 @@ impl Stage {
     }
 
     fn evict(self) {
-        range::evict(&self.world.domain, self.range());
+        self.world.evict(self.range());
         while save(&self.world.domain).taken > 0 {}
         trim_standby(&self.world.domain, 0);
     }

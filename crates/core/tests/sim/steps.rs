@@ -180,7 +180,7 @@ impl Program {
             800..850 => self.discard(),
             850..865 => self.sample(),
             865..890 => {
-                range::evict(&world.domain, self.any_range(8));
+                world.evict(self.any_range(8));
             }
             890..930 => self.flush(),
             930..960 => {

@@ -8,8 +8,10 @@ use selfpage_core::addr::{PageNo, PageRange};
 use selfpage_core::cut::{Cut, PageSets};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::Failure;
+use selfpage_core::fault::evict::Evicted;
 use selfpage_core::fault::handover::Handovers;
 use selfpage_core::fault::protect::{self, Protection};
+use selfpage_core::fault::range;
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::{Context, Pager};
@@ -139,6 +141,15 @@ impl Life {
 }
 
 impl World {
+    /// Evicts all of a range, a batch after the other.
+    pub fn evict(&self, mut range: PageRange) {
+        let mut evicted = Evicted::default();
+        while range.count > 0 {
+            range = range::evict(&self.domain, range, &mut evicted);
+            range::await_room(&self.domain);
+        }
+    }
+
     /// A world by chance.
     pub fn new(life: &mut Life, steps: u32, habit: Habit, cuts: Cuts) -> &'static World {
         let weather = life.keep(Weather::default());
@@ -204,6 +215,7 @@ impl World {
             to_save: Event::default(),
             draining: AtomicBool::new(false),
             save_trouble: AtomicU32::new(0),
+            hides: AtomicBool::new(false),
             cut: Cut::new(Ring::new(life.table(4))),
             counters: Counters::default(),
             tracer: Tracer::off(),

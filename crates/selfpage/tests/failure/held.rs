@@ -11,7 +11,8 @@ use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Kind, Locking, Protection, Region, Trap};
 use selfpage_core::linux::memory::Access;
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
+use crate::store::Failing;
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -420,4 +421,36 @@ fn what_lies_behind_a_page_that_cannot_be_protected_is_as_it_was() {
         })
         .well();
     }
+}
+
+/// They wait for a store that has had enough for now.
+#[test]
+fn evictions_at_once_leave_pager_threads_for_others() {
+    const CHANGED: usize = 3600;
+    in_child(here!(), "", || {
+        let store = Failing::new();
+        let domain = Domain::with_frames(4096 * PAGE).build().unwrap();
+        let mut region = domain.region(CHANGED * PAGE).stored_in(store.clone()).unwrap();
+        number_pages(&mut region);
+        store.holds_writes.store(true, SeqCst);
+        std::thread::scope(|scope| {
+            // As many as there are pager threads.
+            let third = CHANGED / 3 * PAGE;
+            let evictions = [0, 1, 2].map(|part| {
+                let region = &region;
+                scope.spawn(move || region.evict(part * third, third).unwrap())
+            });
+            until("writes have begun", || store.begun_writes.load(SeqCst) > 0);
+            let made = || {
+                std::thread::sleep(Duration::from_millis(1));
+                domain.region(PAGE).zero().unwrap()
+            };
+            let others: Vec<_> = (0..100).map(|_| made()).collect();
+            assert!(!evictions.iter().all(|eviction| eviction.is_finished()));
+            store.holds_writes.store(false, SeqCst);
+            drop(others);
+        });
+        check_pages(&region, 0..CHANGED);
+    })
+    .well();
 }
