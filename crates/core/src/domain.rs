@@ -50,6 +50,8 @@ pub struct DomainState {
     pub save_trouble: AtomicU32,
     /// Its part in snapshots.
     pub cut: Cut,
+    /// Whether any page was ever [protected from all access](crate::fault::protect::Protection::None): few programs do that.
+    pub hides: AtomicBool,
     /// Counts.
     pub counters: Counters,
     /// Where events go.

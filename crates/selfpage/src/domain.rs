@@ -321,6 +321,7 @@ impl Inner {
                 to_save: Event::default(),
                 draining: AtomicBool::new(false),
                 save_trouble: AtomicU32::new(0),
+                hides: AtomicBool::new(false),
                 cut: Cut::new(Ring::new(arena.table(copies))),
                 counters: Counters::default(),
                 tracer,

@@ -10,6 +10,7 @@ use crate::domain::DomainState;
 use crate::mmu::{Partial, Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::region::{Access, Region};
+use crate::sync::Ordering;
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
@@ -70,10 +71,11 @@ type Claimed = (PageNo, Frame, Wishes);
 /// The first page that could not be, and why. A pinned page is found before anything is changed, unless it is pinned meanwhile; else
 /// pages before it are protected, and it and those after it are as they were.
 pub fn protect(domain: &DomainState, range: PageRange, protection: Protection) -> Result<(), (PageNo, Unprotected)> {
-    if protection == Protection::None
-        && let Some(page) = first_pinned(domain, range)
-    {
-        return Err((page, Unprotected::Pinned));
+    if protection == Protection::None {
+        if let Some(page) = first_pinned(domain, range) {
+            return Err((page, Unprotected::Pinned));
+        }
+        domain.hides.store(true, Ordering::SeqCst);
     }
     match range.count as usize <= FEW {
         true => protect_with_room::<FEW>(domain, range, protection),
@@ -216,6 +218,9 @@ pub fn traps_writes(domain: &DomainState, page: PageNo) -> bool {
 /// # Context
 /// Normal, with the gate closed.
 pub fn each_aside(domain: &DomainState, mut visit: impl FnMut(Frame, &PageBytes)) {
+    if !domain.hides.load(Ordering::SeqCst) {
+        return;
+    }
     domain.each_held(|_, _, seen| {
         if seen.state() == State::Aside && seen.wishes().unmapped() {
             visit(seen.frame(), domain.lease(seen.frame()).get());

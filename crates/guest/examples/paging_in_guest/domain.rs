@@ -123,6 +123,7 @@ impl Domain {
             to_save: Event::default(),
             draining: AtomicBool::new(false),
             save_trouble: AtomicU32::new(0),
+            hides: AtomicBool::new(false),
             cut: Cut::new(Ring::none()),
             counters: Counters::default(),
             tracer: Tracer::off(),
