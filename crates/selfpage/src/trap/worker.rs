@@ -152,14 +152,19 @@ impl Queue {
 
 /// Reads and resolves faults until the domain ends.
 pub(crate) fn serve(inner: &Arc<Inner>, queue: &Arc<Queue>) {
-    let mut follow = Follow::default();
+    let mut follow = Follow::begin();
     let next = || queue.next().unwrap_or_else(|_| crate::die("a worker cannot read its userfaultfd"));
     while let Some(message) = next() {
         let Some(fault) = message.fault() else { continue };
         if thread::is_pager_thread(fault.thread) {
             crate::die("a pager thread touched managed memory");
         }
-        follow.thread(fault.thread);
+        // What a pager of the program's starts would have this thread's CPU, and no other.
+        if inner.runs_own_code.load(Ordering::Relaxed) {
+            follow.no_more();
+        } else {
+            follow.thread(fault.thread);
+        }
         let access = if fault.write { Access::Write } else { Access::Read };
         let own = Fault { addr: VirtAddr(fault.addr), access, thread: fault.thread };
         if !inner.runs_own_code.load(Ordering::Relaxed) {
@@ -287,13 +292,26 @@ fn die_unwoken() -> ! {
 }
 
 /// Keeps a worker on the CPU of the threads that it serves.
-#[derive(Default)]
 struct Follow {
     count: u32,
     cpu: Option<u32>,
+    /// Where it could run as it began.
+    began: Option<CpuSet>,
 }
 
 impl Follow {
+    fn begin() -> Follow {
+        Follow { count: 0, cpu: None, began: CpuSet::of(this_thread::id()).ok() }
+    }
+
+    fn no_more(&mut self) {
+        if self.cpu.take().is_some()
+            && let Some(began) = self.began
+        {
+            let _ = began.bind(this_thread::id());
+        }
+    }
+
     fn thread(&mut self, thread: u32) {
         let looks = self.count.is_multiple_of(FOLLOW_EVERY);
         self.count = self.count.wrapping_add(1);
@@ -339,7 +357,7 @@ mod tests {
             let thread = told.recv().unwrap();
             assert_eq!(last_cpu(thread), Some(cpu));
             std::thread::spawn(move || {
-                Follow::default().thread(thread);
+                Follow::begin().thread(thread);
                 assert_eq!(CpuSet::of(0), Ok(CpuSet::only(cpu)));
             })
             .join()
@@ -355,11 +373,13 @@ mod tests {
         let me = this_thread::id();
         std::thread::spawn(move || {
             let before = CpuSet::of(0).unwrap();
-            let mut follow = Follow { count: 1, cpu: None };
+            let mut follow = Follow { count: 1, ..Follow::begin() };
             (1..FOLLOW_EVERY).for_each(|_| follow.thread(me));
             assert_eq!(CpuSet::of(0), Ok(before));
             follow.thread(me);
             assert!(follow.cpu.is_some_and(|cpu| CpuSet::of(0) == Ok(CpuSet::only(cpu))));
+            follow.no_more();
+            assert_eq!(CpuSet::of(0), Ok(before));
         })
         .join()
         .unwrap();

@@ -146,6 +146,8 @@ extern "C" fn serve(shared: *mut c_void) -> *mut c_void {
     let shared = unsafe { Arc::from_raw(shared as *const Shared) };
     // For whoever tells the program's threads from ours, or has ours follow a change of rights.
     let _known = Known::enter();
+    // Whoever starts this one may follow a thread that it serves from CPU to CPU.
+    let _ = thread::CpuSet::of(std::process::id()).and_then(|everywhere| everywhere.bind(thread::id()));
     let mut work = shared.lock();
     while !work.stop {
         work = shared.work_off(work);
