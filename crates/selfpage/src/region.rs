@@ -486,7 +486,7 @@ impl Region {
         let (inner, bound) = (&*self.life.inner, &*self.bound);
         let state = inner.state();
         let (mut evicted, mut left) = (Evicted::default(), (PageRange { count: 0, ..range }, range));
-        loop {
+        while left.0.count + left.1.count > 0 {
             // A batch in each errand, as for a flush, and the wait for the saver on none of theirs.
             let batch = move || {
                 let (part, rest) = bound.next_part(inner, left)?;
@@ -519,7 +519,7 @@ impl Region {
         let (inner, bound) = (&*self.life.inner, &*self.bound);
         let state = inner.state();
         let mut left = (PageRange { count: 0, ..range }, range);
-        loop {
+        while left.0.count + left.1.count > 0 {
             // A batch in each errand: with all of them in one, whoever handed a fault over would wait for all of it.
             let batch = move || {
                 let found = bound.next_part(inner, left);
