@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::file::{Snapshot, data_at, newest};
 use super::format::{ENTRY_BYTES, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use super::place::{Place, files};
+use super::take::{MOST_IN_A_FILE, Snapshots};
 use super::writing::Target;
 use crate::store::{Descriptor, MemoryStore};
 use crate::{Domain, Error, Kind, skip};
@@ -490,4 +491,25 @@ fn a_damaged_page_is_refused_by_its_number_and_the_others_come() {
             _ => assert!(pinned.is_ok() && left.as_slice::<u64>()[page * 512] == page as u64 * 1000 + 1),
         }
     }
+}
+
+/// Whoever opens a file reads the table of every snapshot in it, whatever changed.
+#[test]
+fn a_file_of_many_snapshots_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let domain = Domain::with_frames(512 * PAGE_BYTES).build().unwrap();
+    let mut region = domain.region(256 * PAGE_BYTES).stored(MemoryStore::new(2 << 20).unwrap()).unwrap();
+    region.as_mut_slice::<u64>().fill(7);
+    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+    let sequences = (0..2 * MOST_IN_A_FILE + 1).map(|_| {
+        let taken = snapshots.take().unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        assert_eq!(taken.pages, if snapshot.sequence() == 1 { 256 } else { 0 });
+        assert_eq!(snapshot.pages(), 256);
+        snapshot.sequence()
+    });
+    let round = 1..=MOST_IN_A_FILE;
+    let expected: Vec<u64> = round.clone().chain(round).chain([1]).collect();
+    assert_eq!(sequences.collect::<Vec<_>>(), expected);
 }

@@ -150,6 +150,11 @@ impl Target {
         self.place.give_up();
     }
 
+    /// How many snapshots the file has.
+    pub(super) fn sequence(&self) -> u64 {
+        self.current.sequence
+    }
+
     /// How long the file is.
     pub(super) fn len_bytes(&self) -> u64 {
         self.end
