@@ -75,10 +75,14 @@ impl PageSet {
         self.0.iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
-    /// Moves every page of `from` here.
+    /// Moves every page of `from` here. One that is added meanwhile may stay there.
     pub fn take_all(&self, from: &PageSet) {
         for (to, from) in self.0.iter().zip(from.0.iter()) {
-            to.fetch_or(from.swap(0, Ordering::AcqRel), Ordering::AcqRel);
+            // A set is as long as its region, most of it is empty, and writers wait for this: only a word with pages is exchanged. What was
+            // added before the call, in the order that threads know of, this look sees.
+            if from.load(Ordering::Relaxed) != 0 {
+                to.fetch_or(from.swap(0, Ordering::AcqRel), Ordering::AcqRel);
+            }
         }
     }
 }

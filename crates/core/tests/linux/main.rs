@@ -12,6 +12,7 @@ mod refused;
 mod skip;
 
 use selfpage_core::addr::{Frame, PAGE_BYTES, VirtAddr};
+use selfpage_core::frame::Table;
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Access, Place, Sharing};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
@@ -19,7 +20,9 @@ use selfpage_core::linux::pagemap::{Afterwards, Categories, Pagemap, Stretch};
 use selfpage_core::linux::uffd::{Features, Message, Modes, Reach, Reading, Uffd, Waiters, Writing};
 use selfpage_core::linux::{Errno, clock, futex, signal, thread};
 use selfpage_core::mmu::{Mmu, Partial, Refusal, Trap};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use selfpage_core::pageset::PageSet;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use ground::{Ground, Pinned, open_uffd, reserve};
 use skip::skip;
@@ -490,4 +493,33 @@ fn a_sleeper_wakes_by_time_by_change_and_by_call() {
         word.store(0, Ordering::Release);
         futex::wake(&word, 1);
     });
+}
+
+/// A cut has every writer wait for as long as it takes to move a set, of a region of any size.
+#[test]
+fn pages_that_change_sets_cost_nothing_where_there_are_none() {
+    const LEN: usize = 8 << 20;
+    let words = || {
+        let at = NonNull::new(reserve(LEN) as *mut AtomicU64).unwrap();
+        // SAFETY: table-memory: a mapping of zeros that nobody else uses.
+        PageSet::new(unsafe { Table::new(at, LEN / 8) })
+    };
+    let (from, to) = (words(), words());
+    // Whoever only reads finds the kernel's page of zeros everywhere; a write takes a page.
+    assert_eq!((from.count(), to.count()), (0, 0));
+    let last = LEN as u64 * 8 - 1;
+    from.insert(5);
+    from.insert(last);
+    let before = faults();
+    to.take_all(&from);
+    let taken = faults() - before;
+    assert!(taken < 16, "{taken} pages of the two tables were written to, of {}", 2 * LEN / PAGE_BYTES);
+    assert_eq!((from.count(), to.count(), to.next(0), to.next(6)), (0, 2, Some(5), Some(last)));
+}
+
+/// How many faults of this thread the kernel has answered.
+fn faults() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
+    unsafe { usage.assume_init() }.ru_minflt
 }
