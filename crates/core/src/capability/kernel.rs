@@ -285,3 +285,42 @@ impl<'m> Kernel<'m> {
         slots.empty(slot);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::addr::VirtAddr;
+    use crate::frame::table;
+
+    /// No CPU translates here.
+    struct NoCpu;
+
+    impl Tlb for NoCpu {
+        fn forget_all(&self) {}
+        fn forget(&self, _: VirtAddr) {}
+        fn leave(&self, _: PhysAddr) {}
+    }
+
+    #[test]
+    fn serial_numbers_do_not_come_round_while_anybody_remembers_one() {
+        let memory = PhysMemory::new(PhysAddr(0x4000_0000), table(8 << 9));
+        let (mut kernel, space) = Kernel::boot(&memory, &NoCpu, &[]).unwrap();
+        let [root, ram, node, inside] = [1, 2, 40, 1].map(Handle::at_root);
+        let make = |kernel: &mut Kernel<'_>, serial: u64| {
+            kernel.serials = serial - 1;
+            kernel.retype(&space, ram, Object::of(Type::CNode), 1, root, 40).unwrap();
+            kernel.copy(&space, root, node, 1, Rights::READ).unwrap();
+            (kernel.space(&space, node).unwrap(), kernel.identify(&space, node).unwrap())
+        };
+        let (first, made) = make(&mut kernel, 100);
+        kernel.identify(&first, inside).unwrap();
+        // Days later at 200,000 a second, and a working life.
+        for bits in [37u32, 48] {
+            assert_eq!(kernel.revoke(&space, ram, u64::MAX), Ok(Progress::Done));
+            let (later, again) = make(&mut kernel, 100 + (1 << bits));
+            assert_eq!(again, made, "after 2^{bits} capabilities");
+            assert_eq!(kernel.identify(&first, inside), Err(Error::NoCapability), "after 2^{bits} capabilities");
+            kernel.identify(&later, inside).unwrap();
+        }
+    }
+}

@@ -33,8 +33,9 @@ impl Slot {
 /// The words of a place, in order.
 #[derive(Clone, Copy)]
 enum Word {
-    /// Type, rights, size, guard length, flags, serial number. 0: empty.
+    /// Type, rights, size, guard length, flags, the serial number's low bits. 0: empty.
     Head,
+    /// Where the memory begins, which is a multiple of a page, and below that the serial number's high bits.
     Base,
     /// Of a CNode its guard, of what can be mapped its mapping.
     Extra,
@@ -65,6 +66,9 @@ const COPY: u64 = 1 << 24;
 const REVOKING: u64 = 1 << 25;
 const GOING: u64 = 1 << 26;
 const SERIAL_SHIFT: u32 = 27;
+/// The serial number's bits in the head; with those beside the base there are 49, which do not come round in a working life.
+const SERIAL_LOW_BITS: u32 = u64::BITS - SERIAL_SHIFT;
+const BELOW_BASE: u64 = 4095;
 
 /// What a capability says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,7 +146,7 @@ impl Slots<'_> {
         Some(Capability {
             kind,
             rights: Rights::from_code(head >> RIGHTS_SHIFT),
-            base: PhysAddr(self.get(slot, Word::Base)),
+            base: PhysAddr(self.get(slot, Word::Base) & !BELOW_BASE),
             size_bits: (head >> SIZE_SHIFT) as u8,
             guard_bits: (head >> GUARD_SHIFT) as u8,
             guard: if is_node { self.get(slot, Word::Extra) } else { 0 },
@@ -157,7 +161,7 @@ impl Slots<'_> {
             | u64::from(capability.guard_bits) << GUARD_SHIFT
             | if copy == Copied::Yes { COPY } else { 0 }
             | serial << SERIAL_SHIFT;
-        self.set(slot, Word::Base, capability.base.0);
+        self.set(slot, Word::Base, capability.base.0 | serial >> SERIAL_LOW_BITS & BELOW_BASE);
         self.set(slot, Word::Extra, if capability.kind == Type::CNode { capability.guard } else { 0 });
         self.set(slot, Word::Parent, 0);
         self.set(slot, Word::Child, 0);
@@ -207,7 +211,8 @@ impl Slots<'_> {
 
     /// A number that no other capability has had in this place.
     pub(crate) fn serial(self, slot: Slot) -> u64 {
-        self.get(slot, Word::Head) >> SERIAL_SHIFT
+        let high = self.get(slot, Word::Base) & BELOW_BASE;
+        high << SERIAL_LOW_BITS | self.get(slot, Word::Head) >> SERIAL_SHIFT
     }
 
     /// Whether it is a copy of what it was derived from.
