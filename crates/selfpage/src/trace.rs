@@ -161,7 +161,7 @@ pub(crate) struct Writer {
     name: PathBuf,
     file: Descriptor,
     bytes: Vec<u8>,
-    /// The regions that were told, by their first page: how many pages, and the name.
+    /// The regions that were told and are there still, by their first page: how many pages, and the name.
     regions: BTreeMap<u64, (u64, String)>,
     every: Duration,
     sample: Option<(u64, Drawn)>,
@@ -227,6 +227,7 @@ impl Writer {
             name[1..1 + len].copy_from_slice(&given.as_bytes()[..len]);
             self.bytes.extend_from_slice(&name);
         }
+        self.regions.retain(|first, _| regions.contains_key(first));
     }
 
     fn put_working_set(&mut self, inner: &Inner, now_ns: u64) {
@@ -520,7 +521,10 @@ fn record(bytes: &[u8]) -> Option<Record> {
 
 #[cfg(test)]
 mod tests {
+    use selfpage_core::addr::VirtAddr;
+
     use super::*;
+    use crate::Domain;
 
     /// A trace of one record.
     fn parse(kind: u8, words: [u64; 3]) -> io::Result<Trace> {
@@ -548,5 +552,30 @@ mod tests {
         }
         assert!(parse(1, [0, last - 1, 0]).is_ok() && parse(REGION, [0, 1, last - 1]).is_ok());
         assert_eq!(parse(DROPPED, [0, 0, u64::MAX]).unwrap().dropped(), u64::MAX);
+    }
+
+    /// A domain may have regions at other addresses all its life.
+    #[test]
+    fn a_region_that_is_gone_is_forgotten_and_told_anew_where_it_comes_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let to = Destination { path: dir.path().join("trace"), working_set_every: Duration::ZERO };
+        let (mut writer, inner) = (Writer::begin(&to).unwrap(), &domain.life().inner);
+        let addr = 0x1234_6600_0000;
+        for round in 0..2 {
+            let region = domain.region(PAGE_BYTES).at(addr).name("it").zero().unwrap();
+            let other = domain.region(PAGE_BYTES).zero().unwrap();
+            (0..2).for_each(|_| writer.put_regions(inner, round));
+            assert_eq!(writer.regions.len(), 2);
+            drop((region, other));
+            writer.put_regions(inner, round);
+            assert_eq!(writer.regions.len(), 0);
+        }
+        let mut bytes = std::fs::read(&to.path).unwrap();
+        bytes.append(&mut writer.bytes);
+        let trace = Trace::parse(&bytes).unwrap();
+        let told = Record::Region { first: VirtAddr(addr).page(), pages: 1, name: "it".into() };
+        assert_eq!(trace.records.iter().filter(|record| **record == told).count(), 2);
+        assert_eq!(trace.records.len(), 4);
     }
 }
