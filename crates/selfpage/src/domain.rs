@@ -98,6 +98,8 @@ pub(crate) struct Inner {
     standby_share: u8,
     /// The number of the last sample of pages; a fork takes one too.
     pub(crate) samples: AtomicU64,
+    /// The number of the program's last sample, while the program has it and no fork has ended it; 0: none. A trace draws none beside it.
+    pub(crate) own_sample: AtomicU64,
     /// One is drawn at a time.
     pub(crate) drawing: Turns,
     /// Whether a pager thread waits for a disk ([`Pager::syncs_over_forks`](selfpage_core::pager::Pager::syncs_over_forks)).
@@ -353,6 +355,7 @@ impl Inner {
             policy: Mutex::new(policy),
             standby_share,
             samples: AtomicU64::new(0),
+            own_sample: AtomicU64::new(0),
             drawing: Turns::default(),
             syncing: Turns::default(),
             starved: Starved::new(),

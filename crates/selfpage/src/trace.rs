@@ -164,7 +164,8 @@ pub(crate) struct Writer {
     /// The regions that were told and are there still, by their first page: how many pages, and the name.
     regions: BTreeMap<u64, (u64, String)>,
     every: Duration,
-    sample: Option<(u64, Drawn)>,
+    /// When the last sample of the writer's was due, and what was drawn, unless the program had one of its own then.
+    sample: Option<(u64, Option<Drawn>)>,
 }
 
 impl Writer {
@@ -239,7 +240,7 @@ impl Writer {
                 return;
             }
             // The program may have begun a sample of its own, or forked: then nothing is known of this time.
-            if drawn.is_going_on(inner) {
+            if let Some(drawn) = drawn.as_ref().filter(|drawn| drawn.is_going_on(inner)) {
                 let usage = drawn.usage(inner, |pages| sample::unused(inner.state(), pages));
                 let set = usage.working_set();
                 let page = PAGE_BYTES as u64;
@@ -250,7 +251,11 @@ impl Writer {
         }
         // Pages that somebody is at are left out: the queue is not emptied meanwhile.
         let unmap = |pages: &[(PageNo, Frame)]| sample::begin(inner.state(), pages);
-        self.sample = Some((now_ns, Drawn::draw(inner, None, Sampling::Pages(SAMPLED), unmap)));
+        let turn = inner.drawing.begin();
+        // Another would end the program's.
+        let is_free = inner.own_sample.load(Ordering::SeqCst) == 0;
+        let drawn = is_free.then(|| Drawn::draw(inner, &turn, None, Sampling::Pages(SAMPLED), unmap));
+        self.sample = Some((now_ns, drawn));
     }
 
     /// Writes what happens until the domain ends.

@@ -14,6 +14,7 @@ use crate::domain::{Domain, Inner, Life};
 use crate::error::{Error, Kind, Result};
 use crate::region::{Bound, Region};
 use crate::trap::thread;
+use crate::turn::Turn;
 
 /// How long a sample waits for pages that others are at: the end of a fault takes microseconds, or a busy machine's turn of its threads.
 const SETTLING_NS: u64 = 100_000_000;
@@ -29,6 +30,8 @@ pub enum Sampling {
 
 /// Pages that were unmapped, with their contents left in their frames, to see which of them are used. Whoever uses one takes a
 /// fault without I/O, once. Those that are not used stay unmapped until they are; to sample them again costs nothing.
+///
+/// While the program has one, a trace of the domain draws none for its working set.
 ///
 /// # Examples
 /// ```no_run
@@ -133,7 +136,10 @@ impl Sample {
             inner.undisturbed(move || sample::await_settled(state, pages, deadline_ns));
             inner.on_pager_thread(move || sample::begin(state, pages))
         };
-        let drawn = Drawn::draw(inner, region, sampling, unmap);
+        let turn = inner.drawing.begin();
+        let drawn = Drawn::draw(inner, &turn, region, sampling, unmap);
+        inner.own_sample.store(drawn.number, Ordering::SeqCst);
+        drop(turn);
         Sample { life: life.clone(), drawn }
     }
 
@@ -181,6 +187,14 @@ impl Sample {
     }
 }
 
+impl Drop for Sample {
+    fn drop(&mut self) {
+        // A later one may be in its place.
+        let own = &self.life.inner.own_sample;
+        let _ = own.compare_exchange(self.drawn.number, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
 /// The pages of a sample.
 pub(crate) struct Drawn {
     number: u64,
@@ -194,14 +208,15 @@ pub(crate) struct Drawn {
 
 impl Drawn {
     /// Draws pages of the region, or of all, and has `unmap` unmap them, up to [`STRETCH`] at a time.
+    ///
+    /// In the turn of `inner.drawing`: an earlier draw that went on beside a later one would forget uses that are the later one's to see.
     pub(crate) fn draw(
         inner: &Inner,
+        _turn: &Turn<'_>,
         region: Option<&Arc<Bound>>,
         sampling: Sampling,
         unmap: impl Fn(&[(PageNo, Frame)]) -> Stretch,
     ) -> Drawn {
-        // An earlier draw that went on beside a later one would forget uses that are the later one's to see.
-        let _turn = inner.drawing.begin();
         let number = inner.samples.fetch_add(1, Ordering::SeqCst) + 1;
         let region = region.cloned();
         let range = range_of(region.as_deref());

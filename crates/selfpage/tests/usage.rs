@@ -222,6 +222,50 @@ fn a_working_set_is_asked_for_as_seldom_as_one_likes() {
 }
 
 #[test]
+fn a_trace_lets_the_programs_own_sample_be() {
+    if domain(16).is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("trace");
+    let every = Duration::from_millis(5);
+    let domain = Domain::with_frames(64 * PAGE).trace(&path, every).build().unwrap();
+    let region = numbered(&domain, 32, Trap::Worker);
+    let sets = || {
+        domain.flush_trace();
+        let trace = Trace::read(&path).unwrap();
+        trace.records.iter().filter(|record| matches!(record, Record::WorkingSet { .. })).count()
+    };
+    let wait_for_more_than = |before: usize| {
+        let began = Instant::now();
+        while sets() <= before {
+            assert!(began.elapsed() < Duration::from_secs(60), "the trace has no working set any more");
+            std::thread::sleep(every);
+        }
+    };
+    for _ in 0..3 {
+        wait_for_more_than(sets());
+        let sample = region.sample(Sampling::Whole).unwrap();
+        let before = sets();
+        for _ in 0..20 {
+            std::thread::sleep(every);
+            assert_eq!(sets(), before, "the time of a sample of the program's has no other");
+        }
+        assert_eq!(word(&region, 7), 8);
+        assert_eq!(sample.usage().unwrap().referenced, 1);
+        // One that a later one has ended keeps nobody from anything.
+        let later = domain.sample(Sampling::Pages(4)).unwrap();
+        drop(sample);
+        (0..20).for_each(|_| {
+            std::thread::sleep(every);
+            domain.flush_trace();
+        });
+        later.usage().unwrap();
+    }
+    wait_for_more_than(sets());
+}
+
+#[test]
 fn a_later_sample_has_all_that_is_used_beside_an_earlier_one_that_is_drawn() {
     const FEW: usize = 200;
     let Some(domain) = domain(20_000 + 2 * FEW) else { return };

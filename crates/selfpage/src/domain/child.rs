@@ -121,6 +121,7 @@ impl Inner {
     pub(crate) fn drain(&self) {
         if self.state.stack.sampled() > 0 {
             self.samples.fetch_add(1, Ordering::SeqCst);
+            self.own_sample.store(0, Ordering::SeqCst);
             // Pager threads may all be waiting for frames, which the evictor cannot free while a fork has its policy.
             self.ends_samples.store(true, Ordering::SeqCst);
         }
@@ -154,6 +155,8 @@ impl Inner {
         // The parent's saver may have been at work, as it waited for the gate.
         self.saver_turns.store(0, Ordering::SeqCst);
         self.snapshots.store(false, Ordering::Release);
+        // Who would drop it may be a thread that is not here.
+        self.own_sample.store(0, Ordering::SeqCst);
         self.cutting.end();
         self.drawing.end();
         self.syncing.end();
