@@ -24,7 +24,8 @@ const SETTLING_NS: u64 = 100_000_000;
 pub enum Sampling {
     /// All of them: an exact answer, for a fault each time that one is used first.
     Whole,
-    /// So many, drawn by lot: an estimate, at a cost that does not grow with memory.
+    /// So many, drawn by lot: an estimate, for so many faults at most and memory for so many. To draw them each frame is looked at that was ever
+    /// in use.
     Pages(u32),
 }
 
@@ -222,15 +223,12 @@ impl Drawn {
         let range = range_of(region.as_deref());
         let state = inner.state();
         let frames = state.stack.begun();
-        let mut pages = Vec::new();
+        let mut lots = Lots::of(sampling, state.mmu.now_ns());
         for first in (0..frames).step_by(STRETCH) {
             let stretch = inner.undisturbed(|| sample::in_core(state, first..frames, range));
-            pages.extend_from_slice(stretch.pages());
+            stretch.pages().iter().for_each(|page| lots.add(*page));
         }
-        let mut in_core = pages.len() as u64;
-        if let Sampling::Pages(count) = sampling {
-            choose(&mut pages, count as usize, state.mmu.now_ns());
-        }
+        let Lots { mut pages, seen: mut in_core, .. } = lots;
         pages.sort_unstable_by_key(|entry| entry.0);
         let mut taken = Vec::with_capacity(pages.len());
         for some in pages.chunks(STRETCH) {
@@ -282,17 +280,39 @@ fn fetched(inner: &Inner, region: Option<&Bound>) -> u64 {
     counts.fills_total.saturating_sub(counts.fills_ahead_total)
 }
 
-/// Keeps `count` of the pages, drawn by lot.
-fn choose(pages: &mut Vec<(PageNo, Frame)>, count: usize, seed: u64) {
-    let mut dice = seed | 1;
-    for at in 0..count.min(pages.len()) {
-        dice ^= dice << 13;
-        dice ^= dice >> 7;
-        dice ^= dice << 17;
-        let left = (pages.len() - at) as u64;
-        pages.swap(at, at + (dice % left) as usize);
+/// Of pages that come one by one, those that are kept, each as likely as any other, in memory for those alone.
+///
+/// # Source
+/// Algorithm R in Vitter's "Random Sampling with a Reservoir" (TOMS 1985).
+struct Lots {
+    most: usize,
+    dice: u64,
+    /// How many have come.
+    seen: u64,
+    pages: Vec<(PageNo, Frame)>,
+}
+
+impl Lots {
+    fn of(sampling: Sampling, seed: u64) -> Lots {
+        let most = match sampling {
+            Sampling::Whole => usize::MAX,
+            Sampling::Pages(count) => count as usize,
+        };
+        Lots { most, dice: seed | 1, seen: 0, pages: Vec::new() }
     }
-    pages.truncate(count);
+
+    fn add(&mut self, page: (PageNo, Frame)) {
+        self.seen += 1;
+        if self.pages.len() < self.most {
+            return self.pages.push(page);
+        }
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        if let Some(place) = self.pages.get_mut((self.dice % self.seen) as usize) {
+            *place = page;
+        }
+    }
 }
 
 impl Usage {
@@ -351,11 +371,25 @@ mod tests {
 
     #[test]
     fn lots_fall_on_different_pages_everywhere() {
-        let mut pages: Vec<_> = (0..1000).map(|at| (PageNo(at), Frame(at as u32))).collect();
-        choose(&mut pages, 200, 7);
-        pages.sort_unstable();
-        pages.dedup();
-        assert_eq!(pages.len(), 200);
-        assert!(pages[0].0.0 < 50 && pages[199].0.0 > 950);
+        let drawn = |sampling, seed| {
+            let mut lots = Lots::of(sampling, seed);
+            (0..1000).for_each(|at| lots.add((PageNo(at), Frame(at as u32))));
+            assert_eq!(lots.seen, 1000);
+            lots.pages
+        };
+        let mut times = [0; 1000];
+        for seed in 1..500 {
+            let mut pages = drawn(Sampling::Pages(200), seed * 0x9e37_79b9_7f4a);
+            assert!(pages.capacity() <= 256, "room for more than are kept: {}", pages.capacity());
+            pages.iter().for_each(|page| times[page.0.0 as usize] += 1);
+            pages.sort_unstable();
+            pages.dedup();
+            assert_eq!(pages.len(), 200);
+        }
+        // 100 each, give or take 9 in two of three cases.
+        assert!(times.iter().all(|times| (55..145).contains(times)), "{times:?}");
+        assert_eq!(drawn(Sampling::Whole, 7).len(), 1000);
+        assert_eq!(drawn(Sampling::Pages(0), 7), []);
+        assert_eq!(drawn(Sampling::Pages(2000), 7), drawn(Sampling::Whole, 7));
     }
 }
