@@ -10,6 +10,7 @@ use selfpage_core::pager::{Context, FillPage, Kept, Pager, PagerError, SavePage,
 use selfpage_core::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Noted, is_zero};
+use crate::error::unless_it_panics;
 use crate::store::{BEYOND_LIMIT, BackingStore, Blok, ReadBlok, WriteBlok};
 
 /// Pages read or written at once, at most.
@@ -25,6 +26,8 @@ const MOST_IN_TRAP: usize = 16;
 /// # Source
 /// Nemesis §6.6, the paged stretch driver; bloks are §6.7's.
 pub struct Stored {
+    /// May be the program's own: where a call of it panics, that goes no further than here. Pages are claimed meanwhile, and who went on
+    /// from there would leave them so.
     store: Arc<dyn BackingStore>,
     /// Where each page is saved; 0: nowhere, it is zero.
     bloks: Table<AtomicU32>,
@@ -53,9 +56,14 @@ impl Stored {
             let old = kept.swap(blok, Ordering::AcqRel);
             if old != 0 {
                 self.saved.fetch_sub(1, Ordering::Relaxed);
-                self.store.release(Blok(old), 1);
+                self.release(Blok(old));
             }
         }
+    }
+
+    /// Gives a blok back. Where the store panics it has it still, for good.
+    fn release(&self, blok: Blok) {
+        let _ = unless_it_panics(|| self.store.release(blok, 1));
     }
 
     /// Fills `N` pages at a time. Never a part of its caller: a trap's stack has no room for the many of a pager thread.
@@ -75,7 +83,7 @@ impl Stored {
                 continue;
             }
             filled += (reads.len() * PAGE_BYTES) as u64;
-            self.store.read(context, &mut reads)?;
+            unless_it_panics(|| self.store.read(context, &mut reads)).unwrap_or(Err(PagerError::Panicked))?;
             drop(reads);
             for page in part.iter() {
                 if self.blok(page.index) != 0 && !self.noted.is_as_noted(page.index, page.bytes.get()) {
@@ -90,7 +98,7 @@ impl Stored {
 
 impl Pager for Stored {
     fn fills_in(&self) -> Context {
-        if self.store.reads_in_trap() { Context::Trap } else { Context::PagerThread }
+        if unless_it_panics(|| self.store.reads_in_trap()) == Some(true) { Context::Trap } else { Context::PagerThread }
     }
 
     fn extent(&self, index: u64, want: u32) -> u32 {
@@ -142,7 +150,7 @@ impl Pager for Stored {
     }
 
     fn keeps_in(&self) -> Option<usize> {
-        Some(self.store.identity())
+        unless_it_panics(|| self.store.identity())
     }
 
     fn keeps_untouched(&self) -> bool {
@@ -198,21 +206,25 @@ impl Stored {
         for (page, &blok) in pages.iter().zip(&bloks) {
             writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
         }
-        self.store.write(&mut writes);
+        if unless_it_panics(|| self.store.write(&mut writes)).is_none() {
+            // Who knows what it wrote.
+            writes.iter_mut().for_each(|write| write.outcome = Err(PagerError::Panicked));
+        }
         let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| (write.blok, write.outcome)).collect();
         drop(writes);
         for (page, (blok, outcome)) in pages.into_iter().zip(outcomes) {
             page.outcome = outcome;
             match outcome {
                 Ok(()) => self.keep(page.index, blok.0, self.noted.hash_of(page.bytes.get())),
-                Err(_) => self.store.release(blok, 1),
+                Err(_) => self.release(blok),
             }
         }
     }
 
     /// Claims some neighbouring bloks, `most` at most.
     fn claim(&self, most: usize) -> Result<Range<u32>, PagerError> {
-        let (first, count) = self.store.claim(most as u32)?;
+        let claimed = unless_it_panics(|| self.store.claim(most as u32));
+        let (first, count) = claimed.unwrap_or(Err(PagerError::Panicked))?;
         // There is no blok behind the last number, whatever a store says: it would be another page's, or none.
         let count = count.min(most as u32).min(u32::MAX - first.0);
         // Blok 0 stands for none, and no bloks are no progress.
@@ -226,7 +238,7 @@ impl Drop for Stored {
             return;
         }
         for blok in self.bloks.iter().map(|blok| blok.load(Ordering::Relaxed)).filter(|blok| *blok != 0) {
-            self.store.release(Blok(blok), 1);
+            self.release(Blok(blok));
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Policies and pagers of the program's own that lie, panic, fail or take their time.
+//! Policies, pagers and stores of the program's own that lie, panic, fail or take their time.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use selfpage::pager::UserPager;
-use selfpage::store::MemoryStore;
+use selfpage::pager::{Context, PagerError, UserPager};
+use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{DescriptorTable, Domain, Failure, Kind, Policy, Region, Trap, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
+use crate::over_memory::over_memory;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
 use crate::tried;
 
@@ -393,4 +394,111 @@ fn pins_of_a_private_domain_at_the_same_time() {
         });
     })
     .well();
+}
+
+/// A store of which the call of this name panics, the next time it comes.
+struct PanicsIn(MemoryStore, std::sync::Mutex<&'static str>);
+
+impl PanicsIn {
+    fn called(&self, name: &str) {
+        let mut panics_in = self.1.lock().unwrap();
+        if *panics_in == name {
+            *panics_in = "";
+            drop(panics_in);
+            panic!("a store of the program's own");
+        }
+    }
+}
+
+impl BackingStore for PanicsIn {
+    over_memory!(0: reads_in_trap);
+
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.called("claim");
+        self.0.claim(want)
+    }
+
+    fn release(&self, first: Blok, count: u32) {
+        self.called("release");
+        self.0.release(first, count);
+    }
+
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        self.called("read");
+        self.0.read(context, bloks)
+    }
+
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.called("write");
+        self.0.write(bloks);
+    }
+}
+
+/// Page 0 is with the store, and in no frame, while `then` has the region.
+fn over_a_store_that_panics(trap: Trap, then: impl FnOnce(&mut Region, &PanicsIn)) {
+    tried::catch();
+    let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(DescriptorTable::Shared).build().unwrap();
+    let store = Arc::new(PanicsIn(MemoryStore::new(1 << 26).unwrap(), "".into()));
+    let mut region = domain.region(4 * PAGE).name("mine").trap(trap).stored_in(store.clone()).unwrap();
+    number_pages(&mut region);
+    region.flush(0, 4 * PAGE).unwrap();
+    // Out of core, and then off the list of those that come back as they are.
+    (0..2).for_each(|_| _ = region.evict(0, PAGE).unwrap());
+    then(&mut region, &store);
+}
+
+#[test]
+fn a_store_that_panics_as_a_page_is_dropped_keeps_a_blok_and_nothing_else() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            over_a_store_that_panics(trap, |region, store| {
+                *store.1.lock().unwrap() = "release";
+                region.discard(0, PAGE).unwrap();
+                assert_eq!(*store.1.lock().unwrap(), "", "it was called");
+                assert_eq!(region.as_slice::<u64>()[0], 0);
+                check_pages(region, 1..4);
+            });
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_store_that_panics_as_it_reads_fails_that_access() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            over_a_store_that_panics(trap, |region, store| {
+                *store.1.lock().unwrap() = "read";
+                let error = region.pin(0, PAGE).unwrap_err();
+                assert_eq!(error.kind(), Kind::Lost, "{error}");
+                *store.1.lock().unwrap() = "read";
+                assert_eq!(tried::read(region.as_ptr().cast()), Err(libc::SIGBUS));
+                region.pin(0, PAGE).unwrap();
+                region.unpin(0, PAGE).unwrap();
+                check_pages(region, 0..4);
+            });
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_store_that_panics_as_it_saves_leaves_the_page_in_core() {
+    for (trap, name) in TRAPS {
+        for call in ["claim", "write"] {
+            in_child(here!(), &format!("{name}-{call}"), || {
+                over_a_store_that_panics(trap, |region, store| {
+                    region.as_mut_slice::<u64>()[0] = 7;
+                    *store.1.lock().unwrap() = call;
+                    let error = region.flush(0, PAGE).unwrap_err();
+                    assert_eq!(error.kind(), Kind::Lost, "{error}");
+                    region.flush(0, PAGE).unwrap();
+                    (0..2).for_each(|_| _ = region.evict(0, PAGE).unwrap());
+                    assert_eq!(region.as_slice::<u64>()[0], 7);
+                    check_pages(region, 1..4);
+                });
+            })
+            .well();
+        }
+    }
 }
