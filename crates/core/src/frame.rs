@@ -85,6 +85,13 @@ impl<'a> FrameBytes<'a> {
         unsafe { self.at.as_ref() }
     }
 
+    /// To read, for whoever must not write: the lease ends, and what it was of is only read from here on.
+    #[cfg(not(loom))]
+    pub(crate) fn into_shared(self) -> &'a PageBytes {
+        // SAFETY: frame-lease: nobody writes it but by a lease, and this one is gone.
+        unsafe { self.at.as_ref() }
+    }
+
     /// To write.
     pub fn get_mut(&mut self) -> &mut PageBytes {
         // SAFETY: frame-lease: and `&mut self` makes this the only reference.

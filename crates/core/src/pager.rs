@@ -89,7 +89,7 @@ pub struct SavePage<'a> {
     /// The page's number in its region.
     pub index: u64,
     /// What to save. Nobody writes it while it is being saved.
-    pub bytes: FrameBytes<'a>,
+    pub bytes: &'a PageBytes,
     /// Set by the pager: whether this page is safe now.
     pub outcome: Result<(), PagerError>,
 }

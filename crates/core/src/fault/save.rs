@@ -122,9 +122,12 @@ pub(super) fn save_each(
     pages: &[(PageNo, Frame)],
     mut then: impl FnMut(PageNo, Frame, Result<(), PagerError>),
 ) {
+    let Some(&first) = pages.first() else { return };
     let mut saves: [SavePage<'_>; BATCH] = array::from_fn(|at| {
-        let (page, frame) = pages.get(at).copied().unwrap_or((region.range.first, Frame(0)));
-        SavePage { index: region.index(page), bytes: domain.lease(frame), outcome: Err(PagerError::NoStore) }
+        // The rest of the array is of a page that nobody writes either.
+        let (page, frame) = pages.get(at).copied().unwrap_or(first);
+        let bytes = domain.lease(frame).into_shared();
+        SavePage { index: region.index(page), bytes, outcome: Err(PagerError::NoStore) }
     });
     let saves = saves.get_mut(..pages.len()).unwrap_or(&mut []);
     if let Some(pager) = region.pager() {

@@ -90,7 +90,7 @@ impl Pager for Store {
         }
         let mut kept = self.kept.lock().unwrap();
         for page in pages {
-            kept[page.index as usize] = Some(Box::new(*page.bytes.get()));
+            kept[page.index as usize] = Some(Box::new(*page.bytes));
             page.outcome = Ok(());
         }
     }

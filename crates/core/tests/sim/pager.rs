@@ -176,9 +176,9 @@ impl Pager for SimPager {
         not_in_a_trap("save");
         pages.iter().for_each(|page| self.enter(page.index, "save"));
         for page in pages.iter_mut() {
-            let before = halves(page.bytes.get());
+            let before = halves(page.bytes);
             scheduler::step_aside("save");
-            assert_eq!(before, halves(page.bytes.get()), "page {} was written while being saved", page.index);
+            assert_eq!(before, halves(page.bytes), "page {} was written while being saved", page.index);
             let fails = dice::once_in(self.weather.save_fails_once_in.get());
             page.outcome = match self.backing {
                 Backing::Nothing => Err(PagerError::NoStore),

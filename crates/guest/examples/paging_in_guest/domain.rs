@@ -231,7 +231,7 @@ impl Pager for Store {
     fn save(&self, pages: &mut [SavePage<'_>]) {
         self.with(|kept| {
             for page in pages {
-                kept[page.index as usize] = Kept { saved: true, bytes: *page.bytes.get() };
+                kept[page.index as usize] = Kept { saved: true, bytes: *page.bytes };
                 page.outcome = Ok(());
             }
         });

@@ -67,8 +67,8 @@ impl Apart {
                 page.outcome = Err(PagerError::NoStore);
                 continue;
             };
-            memory.write(page.index as usize, page.bytes.get());
-            noted.note(page.index, page.bytes.get());
+            memory.write(page.index as usize, page.bytes);
+            noted.note(page.index, page.bytes);
             self.pages.insert(page.index);
             page.outcome = Ok(());
         }

@@ -166,9 +166,9 @@ impl Pager for Custom {
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
         for page in pages {
-            page.outcome = guarded(|| self.user.save(page.index, page.bytes.get()));
+            page.outcome = guarded(|| self.user.save(page.index, page.bytes));
             match page.outcome {
-                Ok(()) => self.noted.note(page.index, page.bytes.get()),
+                Ok(()) => self.noted.note(page.index, page.bytes),
                 // Who knows what was kept.
                 Err(_) => self.noted.forget(page.index),
             }

@@ -238,7 +238,7 @@ impl File {
             let alike = |(page, index): &(&SavePage<'_>, u64)| page.index == *index && page.outcome == Err(LOCKED);
             let run = found.iter().zip(first..).take(page_cache::MOST).take_while(alike).count();
             self.open_way(&found[0]);
-            let bytes = found.iter().take(run).map(|page| page.bytes.get());
+            let bytes = found.iter().take(run).map(|page| page.bytes);
             let written = page_cache::write_pages(self.buffered.borrow(), (self.first + first) * PAGE, bytes);
             let done = written.map_or_else(|(done, _)| done, |()| run);
             found[..done].iter_mut().for_each(|page| page.outcome = Ok(()));
@@ -259,7 +259,7 @@ impl File {
         let offset = (self.first + page.index) * PAGE;
         let there = there as usize;
         let filled = there.min((PAGE - self.tail_len(page.index)) as usize);
-        let bytes = page.bytes.get();
+        let bytes = page.bytes;
         let parts = iter::once(0..filled).chain(not_zero(bytes, filled..there));
         page_cache::write(self.buffered.borrow(), offset, bytes, parts)
     }
@@ -329,7 +329,7 @@ impl Pager for File {
             let mut writes = ArrayVec::<WriteBlok<'_>, MOST>::new();
             for page in part.iter().filter(|page| whole(page)) {
                 let blok = Blok((self.first + page.index) as u32);
-                writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
+                writes.push(WriteBlok { blok, bytes: page.bytes, outcome: Err(PagerError::NoStore) });
             }
             let file = self.direct.as_ref().unwrap_or(&self.buffered).number();
             self.io.write_unless_locked(file, &mut writes);
@@ -352,7 +352,7 @@ impl Pager for File {
                     page.outcome = Err(PagerError::Io(libc::ENOSPC));
                 }
                 match page.outcome {
-                    Ok(()) => self.noted.note(page.index, page.bytes.get()),
+                    Ok(()) => self.noted.note(page.index, page.bytes),
                     // A part of it may have been written: what the file has is not what it had.
                     Err(_) => self.noted.forget(page.index),
                 }

@@ -204,7 +204,7 @@ impl Stored {
         }
         let mut writes = ArrayVec::<WriteBlok<'_>, MOST>::new();
         for (page, &blok) in pages.iter().zip(&bloks) {
-            writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
+            writes.push(WriteBlok { blok, bytes: page.bytes, outcome: Err(PagerError::NoStore) });
         }
         if unless_it_panics(|| self.store.write(&mut writes)).is_none() {
             // Who knows what it wrote.
@@ -215,7 +215,7 @@ impl Stored {
         for (page, (blok, outcome)) in pages.into_iter().zip(outcomes) {
             page.outcome = outcome;
             match outcome {
-                Ok(()) => self.keep(page.index, blok.0, self.noted.hash_of(page.bytes.get())),
+                Ok(()) => self.keep(page.index, blok.0, self.noted.hash_of(page.bytes)),
                 Err(_) => self.release(blok),
             }
         }
