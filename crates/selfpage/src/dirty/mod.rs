@@ -81,6 +81,8 @@ pub enum Mechanism {
 /// tracker.scan_and_rearm(range.clone(), &mut found)?;
 /// assert_eq!(found.pages(), 1);
 /// assert!(found.contains(range.start + 5 * 4096 + 17));
+/// // Before the memory goes: by traps it would stay armed.
+/// tracker.disarm(range)?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -145,7 +147,8 @@ impl DirtyTracker {
     /// else over a part of a region: the range counts as written.
     ///
     /// # Safety
-    /// owned-range: the memory is the caller's: neither the library's own nor another component's that protects it.
+    /// owned-range: the memory is the caller's: neither the library's own nor another component's that protects it. By [`Mechanism::Traps`]
+    /// it stays mapped, readable and writable until it is disarmed: not freed, unmapped nor mapped over, also where the tracker is dropped.
     pub unsafe fn arm(&self, range: Range<usize>) -> Result<()> {
         check("arm", &range)?;
         if range.is_empty() {
