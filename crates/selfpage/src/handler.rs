@@ -290,9 +290,11 @@ impl Region {
     /// How the page at `offset_bytes` is protected.
     ///
     /// # Errors
-    /// It is not in the region.
+    /// It is not in the region; or this is a forked child that did not get the region.
     pub fn protection(&self, offset_bytes: usize) -> Result<Protection> {
-        self.bound.protection(self.inner(), offset_bytes)
+        self.inner().is_here("look at", || format!("region {}", self.bound.name))?;
+        let PageRange { first, .. } = self.bound.range("look at", offset_bytes, 1)?;
+        Ok(self.bound.protection_of(self.inner(), first))
     }
 }
 
@@ -473,12 +475,6 @@ impl Bound {
         }
         self.take_refusals_back(inner, range);
         done.map_err(|(page, why)| unprotected(self.page_name(page), why))
-    }
-
-    /// How the page at an offset is protected.
-    pub(crate) fn protection(&self, inner: &Inner, offset_bytes: usize) -> Result<Protection> {
-        let PageRange { first, .. } = self.range("look at", offset_bytes, 1)?;
-        Ok(self.protection_of(inner, first))
     }
 
     /// How a page is protected.

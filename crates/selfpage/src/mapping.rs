@@ -13,7 +13,6 @@ use selfpage_core::pager::Context;
 
 use crate::domain::Inner;
 use crate::error::{Error, Result};
-use crate::protection;
 use crate::region::Region;
 
 /// What became of the guards in a range.
@@ -45,9 +44,10 @@ impl Region {
     ///
     /// # Errors
     /// [`Kind::Denied`](crate::Kind::Denied): the calling thread is in a protection domain without the right to change the region's mappings.
-    /// `change`, which the pager thread runs outside of all domains, has not run.
+    /// [`Kind::Lost`](crate::Kind::Lost): this is a forked child that did not get the region. `change`, which the pager thread runs outside of all
+    /// domains, has not run.
     pub fn while_still<T: Send>(&self, change: impl FnOnce() -> T + Send) -> Result<T> {
-        protection::may_change(self.bound.start(), "change", &self.bound.name)?;
+        self.bound.may_change(self.inner(), "change")?;
         Ok(self.still(change))
     }
 

@@ -165,11 +165,11 @@ fn a_child_without_the_regions_does_no_harm() {
             forked(|| {
                 for region in [&mut given, &mut region] {
                     let region = region.take().unwrap();
-                    let at = region.as_ptr();
-                    assert_eq!(tried::read(at.cast()), Err(libc::SIGSEGV));
-                    assert!(!map_at(at), "what the child maps later comes to lie in a region");
+                    assert_eq!(tried::read(region.as_ptr().cast()), Err(libc::SIGSEGV));
+                    assert!(!map_at(region.as_ptr()), "what the child maps later comes to lie in a region");
                     assert!(region.flush(0, PAGE).is_err() && region.pin(0, PAGE).is_err());
                     assert!(region.evict(0, PAGE).is_err() && region.prefetch(0, PAGE).is_err());
+                    assert!(region.while_still(|| ()).is_err() && region.protection(0).is_err());
                     let snapshots = Snapshots::of(&[&region], "/var/tmp/of-no-region.snap");
                     assert_eq!(snapshots.err().map(|error| error.kind()), Some(Kind::Lost));
                     assert_eq!(domain.sample(Sampling::Whole).err().map(|error| error.kind()), Some(Kind::Lost));

@@ -27,8 +27,14 @@ fn a_bare_clones_child_is_told_what_it_lacks_and_drops_it() {
     in_child(here!(), "", || {
         let (domain, region) = domain();
         let child = bare(0, move || {
-            let calls =
-                [region.evict(0, PAGE).map(drop), region.flush(0, PAGE), region.pin(0, PAGE), domain.add_frames(1)];
+            let calls = [
+                region.evict(0, PAGE).map(drop),
+                region.flush(0, PAGE),
+                region.pin(0, PAGE),
+                region.while_still(|| ()),
+                region.protection(0).map(drop),
+                domain.add_frames(1),
+            ];
             for why in calls.map(Result::unwrap_err) {
                 assert!(why.kind() == Kind::Lost && why.to_string().contains("use fork"), "{why}");
             }
