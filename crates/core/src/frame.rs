@@ -4,6 +4,7 @@
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
+use core::slice;
 
 use crate::addr::{Frame, FrameRun, PageBytes, PageNo};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, race};
@@ -58,8 +59,14 @@ impl<T> Table<T> {
     }
 
     /// All entries in order.
+    pub fn as_slice(&self) -> &[T] {
+        // SAFETY: table-memory: that many entries in a row.
+        unsafe { slice::from_raw_parts(self.first.as_ptr(), self.len) }
+    }
+
+    /// The same, one by one.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        (0..self.len).filter_map(|index| self.get(index))
+        self.as_slice().iter()
     }
 }
 

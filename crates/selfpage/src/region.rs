@@ -389,12 +389,7 @@ impl Region {
     /// use without a fault counts as in core; so does one just before it is mapped, when a first use may still wait a moment for that.
     /// A page that the program itself dropped with madvise(2) counts as in core until it is next touched.
     pub fn residency(&self) -> &[AtomicU8] {
-        let table = self.bound.region.residency();
-        match table.get(0) {
-            // SAFETY: table-memory: a table is `len` entries in a row, and lives as long as the region.
-            Some(first) => unsafe { std::slice::from_raw_parts(first, table.len()) },
-            None => &[],
-        }
+        self.bound.region.residency().as_slice()
     }
 
     /// Brings `[offset, offset+len)` in, with the whole of its first and last page, and keeps it in core until it is unpinned as often, or
