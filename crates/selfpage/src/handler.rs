@@ -57,7 +57,8 @@ pub enum Answer {
 /// # Context
 /// In upcall regions ([`crate::Trap::Upcall`]) it runs on the faulting thread, as a signal handler of the program's own
 /// would, on a stack of 256 KiB of ours, with signals blocked but those for faults: what the interrupted code holds (a lock, the
-/// allocator's) it must not wait for, and those signals it must not let in. In worker regions it runs on a thread of its own, while the faulting one is stopped.
+/// allocator's) it must not wait for, and those signals it must not let in. Of what that code may be in the middle of changing, thread-local data
+/// above all, it uses atomics alone: Rust does not see to that. In worker regions it runs on a thread of its own, while the faulting one is stopped.
 ///
 /// While it runs no lock of the domain is held, and nobody is inside its gate: it may touch any page, fault, and ask
 /// anything of any region. What it may not do is drop its own region.
