@@ -1,5 +1,5 @@
-//! What limits must leave a process for it to be managed. The tool has this file too, and looks before it begins anything: nothing else
-//! of this library stands in it.
+//! What limits must leave a process for it to be managed, and how long the file of records becomes. The tool has this file too, and looks
+//! before it begins anything: nothing else of this library stands in it.
 
 use std::fmt;
 
@@ -16,6 +16,9 @@ pub const BESIDE_BYTES: usize = 64 << 30;
 
 /// As many addresses as the domain's regions have.
 pub const MANAGED_BYTES: usize = OBJECTS_BYTES + LARGE_BYTES + MAPS_BYTES;
+
+/// A file of records that has so many bytes takes no more: it is memory, and grows for as long as processes come and go.
+pub const RECORDS_BYTES: u64 = 16 << 20;
 
 /// Where pages go.
 #[derive(Clone, Copy, PartialEq, Eq)]

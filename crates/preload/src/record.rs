@@ -1,5 +1,5 @@
-//! What this process's domain counted, appended to the file that `run` reads: one line of JSON, written when the process
-//! ends or becomes another program. A process that is killed leaves none. One that filters its system calls writes it before, and later
+//! What this process's domain counted, appended to the file that `run` reads if its user asked for it: one line of JSON, written when the
+//! process ends or becomes another program. A process that is killed leaves none. One that filters its system calls writes it before, and later
 //! counts get into it as into memory. A call that failed takes the last line of its process back by one that says `goes_on`; and a program
 //! that was executed and cannot be entered has a line that says why not.
 
@@ -9,11 +9,12 @@ use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage_core::linux::{futex, thread};
 
+use crate::limits::RECORDS_BYTES;
 use crate::lock::Lock;
 use crate::managed;
 use crate::sys::{self, Quiet, call};
@@ -21,6 +22,9 @@ use crate::{filters, heap, maps, pagers, rights};
 
 /// Where to write.
 static FILE: OnceLock<Records> = OnceLock::new();
+
+/// Whether what processes counted goes there, too. Else nobody reads it, and the file would grow for as long as they come and go.
+static COUNTS_ARE_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// The file that `run` reads. It may have ended, and another process have its number: then another file has this name.
 struct Records {
@@ -70,13 +74,15 @@ impl Records {
         std::fs::read_link("/proc/self").is_ok_and(|own| own.as_os_str() == sys::pid().to_string().as_str())
     }
 
-    /// Whether an open file is this one, and may become so much longer: beyond the program's limit would be a signal.
+    /// Whether an open file is this one, and may become so much longer: beyond the program's limit would be a signal. `run` finds by its length
+    /// that it was full.
     fn takes(&self, about: &libc::stat, len: usize) -> bool {
         // SAFETY: raw-call: the kernel fills a structure of its own.
         unsafe {
             let mut limit: libc::rlimit = std::mem::zeroed();
             call(libc::SYS_prlimit64, [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0]) >= 0
                 && (about.st_dev, about.st_ino) == (self.device, self.inode)
+                && (about.st_size as u64) < RECORDS_BYTES
                 && (about.st_size as u64).saturating_add(len as u64) <= limit.rlim_cur
         }
     }
@@ -146,8 +152,9 @@ pub fn begin() {
     WRITER.store(sys::pid(), Ordering::SeqCst);
 }
 
-/// Says so where the file is out of this process's reach, for a user who asked for what is in it.
-pub fn tell_if_refused(said: &str) {
+/// The user wants to see what processes counted, and hears it here where the file is out of this process's reach.
+pub fn ask_for_counts(said: &str) {
+    COUNTS_ARE_ASKED.store(true, Ordering::SeqCst);
     let Some(records) = FILE.get() else { return };
     let file = records.open();
     if file >= 0 {
@@ -162,6 +169,10 @@ pub fn tell_if_refused(said: &str) {
         _ => return,
     };
     sys::say(&format!("selfpage: not in the statistics, because {why}\n"));
+}
+
+fn counts_are_asked() -> bool {
+    COUNTS_ARE_ASKED.load(Ordering::SeqCst)
 }
 
 /// A forked child will write, and has pager threads of its own.
@@ -261,8 +272,8 @@ fn take_back(file: &Records) {
     if is_to_go {
         mapped::forget();
         let mut line = Line::new();
-        if writeln!(line, "{{\"pid\":{pid},\"goes_on\":true}}").is_ok() {
-            line.append_to(file, None);
+        if counts_are_asked() && writeln!(line, "{{\"pid\":{pid},\"goes_on\":true}}").is_ok() {
+            line.append_to(file, Way::EachTime);
         }
     }
     WRITER.store(if is_to_go { pid } else { 0 }, Ordering::SeqCst);
@@ -275,8 +286,18 @@ pub fn not_managed(path: &[u8], why: &str) {
     let mut line = Line::new();
     let said = line.quoted("{\"not_managed\":", &path[..path.len().min(1024)]);
     if said.and_then(|()| writeln!(line, ",\"why\":\"{why}\"}}")).is_ok() {
-        line.append_to(file, None);
+        line.append_to(file, Way::Once);
     }
+}
+
+/// How a line gets into the file.
+#[derive(Clone, Copy)]
+enum Way {
+    /// Once, whichever process says it.
+    Once,
+    EachTime,
+    /// It is written anew later, by what is said of somebody.
+    Lasting(Who),
 }
 
 /// A line on the stack: nothing is allocated where a process ends.
@@ -298,27 +319,26 @@ impl Line {
         self.write_char('"')
     }
 
-    /// Appends it, and has it written anew later where that is said of somebody.
-    fn append_to(&self, records: &Records, lasting: Option<Who>) {
+    fn append_to(&self, records: &Records, way: Way) {
         let file = records.open();
         if file < 0 {
             // A filter that nobody heard of may have refused it, and end the process for what no program does itself.
             if !filters::one_came_unheard() {
                 records.open_by_pagers();
             }
-            return self.append_by_pagers(records, lasting);
+            return self.append_by_pagers(records, way);
         }
         // SAFETY: zeroed-valid: plain numbers.
         let mut about = unsafe { std::mem::zeroed() };
         // SAFETY: raw-call: what is passed outlives the call.
         let make = |number, [a, b, c, d, e]: [usize; 5]| unsafe { call(number, [a, b, c, d, e, 0]) };
-        self.append(records, file as usize, (&mut about, &self.bytes), make, lasting);
+        self.append(records, file as usize, (&mut about, &self.bytes), make, way);
         close(file as usize);
     }
 
     /// The same where the process became another user, has another root or has limited itself, and cannot open the file: pager threads have had
     /// it open since, or may open it still. So they may where the process has no descriptor left.
-    fn append_by_pagers(&self, records: &Records, lasting: Option<Who>) {
+    fn append_by_pagers(&self, records: &Records, way: Way) {
         if filters::mode() != FILTERED.load(Ordering::SeqCst) {
             return;
         }
@@ -329,7 +349,7 @@ impl Line {
         let make = |number, args| pagers::one_makes(number, args).unwrap_or(-1);
         passed.bytes = self.bytes;
         let Passed { about, bytes } = &mut *passed;
-        self.append(records, file, (about, bytes), make, lasting);
+        self.append(records, file, (about, bytes), make, way);
     }
 
     fn append(
@@ -338,16 +358,31 @@ impl Line {
         file: usize,
         (about, bytes): (&mut libc::stat, &[u8; LINE_BYTES]),
         make: impl Fn(i64, [usize; 5]) -> isize,
-        lasting: Option<Who>,
+        way: Way,
     ) {
         let is_known = make(libc::SYS_fstat, [file, std::ptr::from_mut(about) as usize, 0, 0, 0]) >= 0;
         if !is_known || !records.takes(about, self.len) {
             return;
         }
+        if matches!(way, Way::Once) && self.is_in(file, about.st_size as usize, &make) {
+            return;
+        }
         let written = make(libc::SYS_write, [file, bytes.as_ptr() as usize, self.len, 0, 0]);
-        if let Some(who) = lasting.filter(|_| written == self.len as isize) {
+        if let (Way::Lasting(who), true) = (way, written == self.len as isize) {
             mapped::map(file, self.len, make, who);
         }
+    }
+
+    /// Whether the first bytes of an open file, which nobody cuts short, have this line. Two processes at once may both find that they have not.
+    fn is_in(&self, file: usize, len: usize, make: impl Fn(i64, [usize; 5]) -> isize) -> bool {
+        let start = make(libc::SYS_mmap, [0, len, libc::PROT_READ as usize, libc::MAP_SHARED as usize, file]);
+        if start <= 0 {
+            return false;
+        }
+        // SAFETY: owned-range: our own mapping, of that many bytes of the file.
+        let found = unsafe { libc::memmem(start as *const _, len, self.bytes.as_ptr().cast(), self.len) };
+        make(libc::SYS_munmap, [start as usize, len, 0, 0, 0]);
+        !found.is_null()
     }
 }
 
@@ -404,9 +439,12 @@ fn write(lasts: Lasts) -> bool {
 fn write_line(pid: u32, lasts: Lasts) {
     let (Some(file), Some(managed)) = (FILE.get(), managed::get()) else { return };
     managed.domain.flush_trace();
+    if !counts_are_asked() {
+        return;
+    }
     let (who, mut line) = (Who::calls(pid), Line::new());
     if line.describe(&who, managed).and_then(|()| line.end(if lasts == Lasts::Yes { SPARE_BYTES } else { 0 })).is_ok() {
-        line.append_to(file, (lasts == Lasts::Yes).then_some(who));
+        line.append_to(file, if lasts == Lasts::Yes { Way::Lasting(who) } else { Way::EachTime });
     }
 }
 

@@ -167,7 +167,7 @@ impl Wishes {
         if let Some(path) = &self.record {
             record::write_to(path);
             if self.stats {
-                record::tell_if_refused(path);
+                record::ask_for_counts(path);
             }
         }
         Ok(())

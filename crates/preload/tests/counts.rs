@@ -191,3 +191,48 @@ fn frames_beyond_any_machine_cost_nothing_until_they_are_used() {
     let most_kib: u64 = ran.text().split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(most_kib < 128 << 10, "{most_kib} KiB before the program's first line");
 }
+
+/// Says where the records of the run are, to which processes append.
+const RECORDS: &str = r#"
+for file in /proc/$PPID/fd/*; do
+    case $(readlink "$file") in *memfd:selfpage-records*) records=$file ;; esac
+done
+"#;
+
+/// It is memory, and would be all of it after some days of a script that goes on.
+#[test]
+fn what_nobody_asked_for_takes_no_memory_however_many_processes_there_are() {
+    if !run::possible() {
+        return;
+    }
+    let Some(alone) = run::compile_static("alone", &[]) else { return };
+    let script = format!(
+        "{RECORDS}i=0\nwhile [ $i -lt 100 ]; do /bin/true; \"$0\" > /dev/null; i=$((i + 1)); done\nstat -Lc %s \"$records\""
+    );
+    let mut run = Command::new("timeout");
+    run.args(["--kill-after=1", "100"])
+        .arg(run::tool())
+        .args(["run", "--frames", "8M", "--", "/bin/sh", "-c", &script]);
+    let output = run.arg(&alone).output().unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let bytes: usize = text.trim().parse().unwrap_or_else(|_| panic!("{text}{errors}"));
+    // The program that cannot be entered is named there, and at the end.
+    assert!(bytes > 0 && bytes < 2048, "{bytes} bytes");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.contains("linked statically"), "{errors}");
+}
+
+#[test]
+fn records_beyond_what_is_kept_are_said_to_lack() {
+    if !run::possible() {
+        return;
+    }
+    // What stands there is no record; it is as long as they may be in all.
+    let script = format!("{RECORDS}head -c 16M /dev/zero >> \"$records\"; /bin/true; exit 3");
+    let ran = run::run("8M", "/bin/sh", &["-c", &script]);
+    let errors = ran.errors();
+    assert_eq!((ran.code(), errors.lines().count()), (3, 1), "{errors}");
+    assert!(errors.contains("no room for more records (16 MiB): processes that ended later"), "{errors}");
+    let of_programs = ["readlink", "head", "true"].map(|program| ran.largest(program, "frames_bytes") > 0);
+    assert_eq!(of_programs, [true, false, false], "{}", ran.stats);
+}

@@ -1,7 +1,7 @@
 //! What the domains of a run counted: a line of JSON for each process, merged into one object.
 
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, BufRead, BufReader, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
@@ -9,6 +9,7 @@ use rustix::fs::MemfdFlags;
 use serde_json::{Map, Value, json};
 
 use super::cause;
+use super::limits::RECORDS_BYTES;
 
 /// Counts that add up over processes.
 const SUMS: [&str; 6] =
@@ -39,10 +40,14 @@ impl Records {
 
     /// What they say.
     pub fn read(mut self) -> io::Result<Told> {
-        let mut lines = String::new();
         self.0.rewind()?;
-        self.0.read_to_string(&mut lines)?;
-        Ok(Told::of(lines.lines().filter_map(|line| serde_json::from_str(line).ok())))
+        let mut told = Told { is_full: self.0.metadata()?.len() >= RECORDS_BYTES, ..Told::default() };
+        for line in BufReader::new(self.0).split(b'\n') {
+            if let Ok(line) = serde_json::from_slice(&line?) {
+                told.add(line);
+            }
+        }
+        Ok(told)
     }
 }
 
@@ -53,24 +58,22 @@ pub struct Told {
     processes: Vec<Value>,
     /// Programs that were executed and could not be entered, each once.
     not_managed: Vec<Value>,
+    /// Whether there was no room for more of either.
+    is_full: bool,
 }
 
 impl Told {
-    fn of(lines: impl Iterator<Item = Value>) -> Told {
-        let mut told = Told::default();
-        for line in lines {
-            if line["not_managed"].is_string() {
-                if !told.not_managed.contains(&line) {
-                    told.not_managed.push(line);
-                }
-            } else if line["goes_on"] != true {
-                told.processes.push(line);
-            // The exec, or the filter, that the last record was written for has failed.
-            } else if let Some(index) = told.processes.iter().rposition(|record| record["pid"] == line["pid"]) {
-                told.processes.remove(index);
+    fn add(&mut self, line: Value) {
+        if line["not_managed"].is_string() {
+            if !self.not_managed.contains(&line) {
+                self.not_managed.push(line);
             }
+        } else if line["goes_on"] != true {
+            self.processes.push(line);
+        // The exec, or the filter, that the last record was written for has failed.
+        } else if let Some(index) = self.processes.iter().rposition(|record| record["pid"] == line["pid"]) {
+            self.processes.remove(index);
         }
-        told
     }
 
     /// Whether no process left anything.
@@ -78,12 +81,20 @@ impl Told {
         self.processes.is_empty() && self.not_managed.is_empty()
     }
 
-    /// A line for each program that was executed and could not be entered.
+    /// A line for each program that was executed and could not be entered, and one if not all is told.
     pub fn complaints(&self) -> impl Iterator<Item = String> {
         let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
-        self.not_managed.iter().map(move |line| {
+        let entered_not = self.not_managed.iter().map(move |line| {
             format!("{} was executed and not managed: {}", text(line, "not_managed"), text(line, "why"))
-        })
+        });
+        let full = self.is_full.then(|| {
+            format!(
+                "there is no room for more records ({} MiB): processes that ended later are not in the statistics, nor are programs \
+                 that were executed later and not managed; run a part at a time",
+                RECORDS_BYTES >> 20
+            )
+        });
+        entered_not.chain(full)
     }
 
     /// All of it as one object.
@@ -134,13 +145,16 @@ mod tests {
         let record = |pid: u32, faults: u64| json!({"pid": pid, "faults_total": faults});
         let goes_on = |pid: u32| json!({"pid": pid, "goes_on": true});
         let lines = [record(1, 3), record(2, 5), goes_on(1), goes_on(1), record(1, 4), record(2, 9), goes_on(2)];
-        assert_eq!(Told::of(lines.into_iter()).processes, [record(2, 5), record(1, 4)]);
+        let mut told = Told::default();
+        lines.into_iter().for_each(|line| told.add(line));
+        assert_eq!(told.processes, [record(2, 5), record(1, 4)]);
     }
 
     #[test]
     fn a_program_that_was_not_entered_is_told_once() {
         let line = |program: &str| json!({"not_managed": program, "why": "it is linked statically"});
-        let told = Told::of([line("/a"), line("/b"), line("/a")].into_iter());
+        let mut told = Told::default();
+        [line("/a"), line("/b"), line("/a")].into_iter().for_each(|line| told.add(line));
         let complaints: Vec<_> = told.complaints().collect();
         assert_eq!(complaints.len(), 2);
         assert!(complaints[0].contains("/a") && complaints[0].contains("statically"));
