@@ -457,20 +457,20 @@ pub fn open_for_objects(range: Range<usize>) -> bool {
     unsafe { managed.protect(range, READ_WRITE) >= 0 }
 }
 
-/// Drops what is in a range of objects, but for what stays in core, or the program mapped there itself.
+/// Drops what is in a range of objects, but for what the program has locked, or mapped there itself. What stayed for the kernel's sake was
+/// in objects that are gone.
 ///
 /// # Safety
 /// *owned-range*: what is in the range is garbage.
 pub unsafe fn drop_garbage(range: Range<usize>) {
     let Some(managed) = serving() else { return };
-    let table = table();
+    let mut table = table();
+    table.maps.unlock_managed(managed, range.clone(), locking::Why::Kept);
     for (_, range) in table.maps.parts(range).filter(|(part, _)| *part == Part::Managed) {
         let mut at = range.start;
         while at < range.end {
-            let sets = [&table.maps.locked, &table.maps.kept];
-            let [(end, locked), (kept_end, kept)] = sets.map(|set| set.stretch(&(at..range.end)));
-            let end = end.min(kept_end);
-            if locked == Standing::Out && kept == Standing::Out {
+            let (end, locked) = table.maps.locked.stretch(&(at..range.end));
+            if locked == Standing::Out {
                 // SAFETY: owned-range: passed on from our caller.
                 unsafe { managed.end(at..end) };
             }

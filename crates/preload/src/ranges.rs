@@ -10,7 +10,7 @@ use crate::sys;
 /// Room for this many ranges; the kernel allows no more mappings by default.
 const MOST: usize = 1 << 17;
 /// How many of these nobody may count on: what is freed leaves its sets, and cannot be refused.
-const SPARE: usize = 1 << 12;
+pub const SPARE: usize = 1 << 12;
 const BYTES: usize = MOST * size_of::<Range<usize>>();
 /// How many sets there are in this library.
 const SETS: usize = Maps::SETS + Space::COUNT * Space::SETS;

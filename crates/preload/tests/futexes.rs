@@ -26,6 +26,11 @@ fn mutexes_with_priority_inheritance_stay_in_core() {
 }
 
 #[test]
+fn mutexes_that_have_gone_keep_nothing_in_core() {
+    case("come_and_go", &["--frames", "16M"]);
+}
+
+#[test]
 fn futexes_by_number_are_served_on_absent_pages() {
     case("by_number", &["--frames", "8M"]);
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
-use crate::ranges::{Ranges, Standing};
+use crate::ranges::{Ranges, SPARE, Standing};
 use crate::space::PAGE;
 use crate::sys::call;
 
@@ -88,7 +88,8 @@ impl Maps {
             return;
         }
         while let Some((part, range)) = self.next(&mut left) {
-            if part == Part::Managed && self.kept.has_room(1) {
+            // Room is left for calls that fail where there is none, which would be all that map: of this one the program hears nothing.
+            if part == Part::Managed && self.kept.has_room(SPARE) {
                 let _ = self.lock_managed(managed, range, Why::Kept);
             }
         }
