@@ -98,5 +98,5 @@ rows! {
 
 rows! {
     of "waits":
-    locked_by_faults, grown_by_faults, left_to_others, told_of_its_end, told_of_advice,
+    locked_by_faults, grown_by_faults, left_to_others, told_of_its_end, told_of_advice, paged_out_meanwhile,
 }

@@ -87,6 +87,11 @@ fn advise_parts(managed: &Managed, mut left: Range<usize>, advice: i32) -> Resul
         let advised = if waits {
             drop(held);
             advise_by_kernel(range, advice)
+        } else if part == Part::Managed && advice == MADV_PAGEOUT {
+            let may_go = held.maps.may_go(&range);
+            // Other calls would wait until the store has all of it.
+            drop(held);
+            may_go.map(|()| page_out(managed, range))
         } else {
             held.maps.advise_part(managed, part, range, advice)
         };
@@ -95,6 +100,13 @@ fn advise_parts(managed: &Managed, mut left: Range<usize>, advice: i32) -> Resul
             Err(libc::ENOMEM) if part != Part::Managed => result = Err(libc::ENOMEM),
             advised => advised?,
         }
+    }
+}
+
+/// What cannot go, or has nowhere to go, stays.
+fn page_out(managed: &Managed, range: Range<usize>) {
+    if let Some((region, offset)) = managed.region_of(range.start) {
+        let _ = region.evict(offset, range.len());
     }
 }
 
@@ -121,6 +133,11 @@ impl Maps {
                 managed.maps.while_still(move || advise_by_kernel(range, advice)).map_err(|_| libc::EACCES)?
             }
         }
+    }
+
+    /// As the kernel: a locked page does not go.
+    fn may_go(&self, range: &Range<usize>) -> Result<(), Errno> {
+        if self.locked_within(range) { Err(libc::EINVAL) } else { Ok(()) }
     }
 
     fn advise_managed(&mut self, managed: &Managed, range: Range<usize>, advice: i32) -> Result<(), Errno> {
@@ -184,13 +201,7 @@ impl Maps {
             libc::MADV_DOFORK => {
                 self.not_for_child.remove(range);
             }
-            // As the kernel: a locked page does not go.
-            MADV_COLD | MADV_PAGEOUT if self.locked_within(&range) => return Err(libc::EINVAL),
-            MADV_COLD => {}
-            MADV_PAGEOUT => {
-                // What cannot go, or has nowhere to go, stays.
-                let _ = region.evict(offset, len);
-            }
+            MADV_COLD => self.may_go(&range)?,
             MADV_WIPEONFORK => self.empty_in_child.add(range),
             MADV_KEEPONFORK => {
                 self.empty_in_child.remove(range);

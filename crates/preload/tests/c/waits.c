@@ -1,5 +1,5 @@
-// The kernel waits, in a call on what is not managed, for a thread of the program's that maps memory meanwhile. With -DRAW the calls are made by
-// number.
+// The kernel waits, in a call on what is not managed, for a thread of the program's that maps memory meanwhile; and a call that waits for the
+// store. With -DRAW the calls are made by number.
 #include "mappings.h"
 #include <linux/userfaultfd.h>
 #include <poll.h>
@@ -90,6 +90,38 @@ static void told_of_advice(void) {
   CHECK(!madvise(served(16 * P, 0), 16 * P, MADV_REMOVE));
 }
 
+// Another thread's calls come back while pages go out. Which of them are there the kernel says, past our lock.
+#define GOING (4 * MIB)
+static char *going;
+static volatile int are_out;
+static void *sends_out(void *unused) {
+  CHECK(!madvise(going, GOING, MADV_PAGEOUT));
+  are_out = 1;
+  return unused;
+}
+static int is_there(char *p) {
+  static int pages;
+  uint64_t page;
+  CHECK((pages || (pages = open("/proc/self/pagemap", O_RDONLY)) > 0) && pread(pages, &page, 8, (uintptr_t)p / P * 8) == 8);
+  return page >> 63;
+}
+static int are_going(void) { return !is_there(going) && is_there(going + GOING - P); }
+static void paged_out_meanwhile(void) {
+  char *other = map(P, 3);
+  int seen = 0;
+  going = map(GOING, 3);
+  for (int turn = 0; turn < 1000 && !seen; turn++) {
+    pthread_t t;
+    memset(going, 7, GOING), are_out = 0;
+    if (!is_there(going)) continue;
+    CHECK(!pthread_create(&t, 0, sends_out, 0));
+    while (!are_out && !seen) seen = are_going() && !madvise(other, P, MADV_NORMAL) && are_going();
+    CHECK(!pthread_join(t, 0));
+  }
+  CHECK(seen);
+}
+
 static struct row rows[] = {{"locked_by_faults", locked_by_faults}, {"grown_by_faults", grown_by_faults}, {"left_to_others", left_to_others},
-  {"told_of_its_end", told_of_its_end}, {"told_of_advice", told_of_advice}};
+  {"told_of_its_end", told_of_its_end}, {"told_of_advice", told_of_advice},
+  {"paged_out_meanwhile", paged_out_meanwhile}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
