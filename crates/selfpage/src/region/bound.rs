@@ -342,18 +342,6 @@ impl Bound {
         })
     }
 
-    /// What is left of a part that one is at, or the next, and what is behind it.
-    ///
-    /// # Context
-    /// As for [`Bound::next_touched`].
-    pub(super) fn next_part(
-        &self,
-        inner: &Inner,
-        (part, rest): (PageRange, PageRange),
-    ) -> Option<(PageRange, PageRange)> {
-        if part.count > 0 { Some((part, rest)) } else { self.next_touched(inner, rest) }
-    }
-
     /// The first of them in `rest`, and what is behind it. A large region that is hardly used has few: the kernel gave memory to the words that
     /// were written to, and of all others knows at once that it did not. Where it does not tell, or few pages are left, it is all of `rest`. What a clone or the
     /// image of a snapshot needs is among them: their pages are armed, each by its word.
