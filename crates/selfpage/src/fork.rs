@@ -35,6 +35,7 @@ use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::linux::thread as own_thread;
 use selfpage_core::policy::Policy;
 
+use crate::alloc;
 use crate::cancel::Uncancelled;
 use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Closer, Inner, Open, Part, Regions};
@@ -116,6 +117,8 @@ pub fn attend() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
     ATTENDED.get_or_make(|| unsafe {
         streams::attend();
+        // Before ours, so that it comes to rest after the domains: a pager of the program's own may wait for it.
+        alloc::fork::register();
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
 }

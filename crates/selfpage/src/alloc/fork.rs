@@ -33,7 +33,7 @@ pub fn register_with(outer: Outer) {
 }
 
 /// Has forks of this process take care of the allocator. Once is enough; who calls [`prepare`], [`parent`] and [`child`] himself
-/// does not need it.
+/// does not need it, nor whoever has blocks by [`GrowVec`](super::GrowVec) alone, or has a domain.
 ///
 /// # Context
 /// May allocate.

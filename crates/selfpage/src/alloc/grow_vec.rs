@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 
-use super::block;
+use super::{block, fork};
 
 /// No memory for what was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +28,9 @@ impl std::error::Error for OutOfMemory {}
 /// A growable array, as [`Vec`], in a block of the page allocator. Growing maps more frames behind it or moves frames, so one
 /// of more than 4 MiB costs no copy, and no second copy's memory. An empty one has no block; any other has whole pages, so it is for arrays that become
 /// long.
+///
+/// With the first block that one of them takes, forks of the process take care of the allocator ([`fork::register`]): it is not for what
+/// stands underneath the program's `malloc`, which that calls.
 ///
 /// # Source
 /// Douglas (2011), section 5: vectors that need not over-allocate once growing costs no copy.
@@ -98,6 +101,8 @@ impl<T> GrowVec<T> {
 
     fn set_block(&mut self, len_bytes: usize) -> Result<(), OutOfMemory> {
         let block = if self.block_bytes == 0 {
+            // Else a child that is forked while another thread has the allocator would wait for that thread.
+            fork::register();
             block::allocate(len_bytes, align_of::<T>())
         } else {
             // SAFETY: grow-vec: the block is ours. Frames move with what they hold, and no item is borrowed now.

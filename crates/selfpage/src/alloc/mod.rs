@@ -6,6 +6,9 @@
 //!
 //! Nothing here uses the program's `malloc`: it may stand underneath it.
 //!
+//! A child that is forked while another thread is in a call of these would wait for that thread for ever. So whoever takes bare blocks or
+//! batches, and forks, calls [`fork::register`] before. [`GrowVec`] does by itself, as do domains and `selfpage-heap`.
+//!
 //! # Source
 //! Douglas, "User Mode Memory Page Allocation" (2011), section 4.2. There, page tables are the process's own through Windows'
 //! AWE; here frames stay mapped where they are, and move by whole page tables (mremap).

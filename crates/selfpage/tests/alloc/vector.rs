@@ -6,9 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use selfpage::alloc::{self, GrowVec, OutOfMemory};
 
+use crate::child::in_child;
 use crate::own_process;
 use crate::random::{Random, seed};
 
@@ -229,4 +232,33 @@ fn it_comes_of_arrays_and_references_and_becomes_a_vec() {
     ours.extend([6]);
     assert_eq!(Vec::from(ours), [1, 2, 3, 4, 5, 6]);
     assert_eq!(GrowVec::from([Rc::new(7)]), [Rc::new(7)]);
+}
+
+#[test]
+fn forks_beside_a_vector_that_grows_leave_the_child_one_of_its_own() {
+    own_process::run("vector::forks_beside_a_vector_that_grows_leave_the_child_one_of_its_own", || {
+        const BYTES: usize = 3 << 20;
+        let (begun, ends) = (Barrier::new(2), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(GrowVec::<u8>::with_capacity(BYTES));
+                begun.wait();
+                while !ends.load(Relaxed) {
+                    drop(GrowVec::<u8>::with_capacity(BYTES));
+                }
+            });
+            begun.wait();
+            let ended = |_| {
+                in_child(|| {
+                    // A lock that nobody gives back would hold it for ever.
+                    // SAFETY: test: a call without pointers.
+                    unsafe { libc::alarm(60) };
+                    GrowVec::<u8>::with_capacity(BYTES).capacity() >= BYTES
+                })
+            };
+            let failed = (0..200).map(ended).find(|ended| *ended != 0);
+            ends.store(true, Relaxed);
+            assert_eq!(failed, None, "how the child ended");
+        });
+    });
 }

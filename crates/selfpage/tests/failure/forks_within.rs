@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
+use selfpage::alloc::GrowVec;
 use selfpage::pager::{Context, PagerError, UserPager};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Policy, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
-use crate::child::{FORKS, IS_CHILD, fork_here};
+use crate::child::{FORKS, IS_CHILD, fork, fork_here};
 use crate::over_memory::over_memory;
 use crate::places::{map_own, probe};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
@@ -265,4 +266,42 @@ fn a_policy_that_forks_is_told() {
         number_pages(&mut domain.region(4 * FRAMES * PAGE).stored(MemoryStore::new(1 << 22).unwrap()).unwrap());
     })
     .by(libc::SIGABRT, &["forked on a pager thread"]);
+}
+
+/// Numbers, each of them by way of a vector.
+struct Grows;
+
+impl UserPager for Grows {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        let mut vec = GrowVec::with_capacity(256 * PAGE);
+        vec.extend_from_slice(&(index + 1).to_ne_bytes());
+        bytes[..8].copy_from_slice(&vec);
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The fork waits for the pager, which waits for the allocator: nobody may have that already.
+#[test]
+fn a_pager_grows_vectors_beside_forks() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let region = domain.region(4 * FRAMES * PAGE).user(Grows).unwrap();
+        let is_right = |page: usize| region.as_slice::<[u64; 512]>()[page][0] == page as u64 + 1;
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(SeqCst) {
+                    assert!((0..4 * FRAMES).all(is_right));
+                }
+            });
+            let failed = (0..ROUNDS).map(|_| fork(|| is_right(0)).wait()).find(|ended| *ended != 0);
+            ends.store(true, SeqCst);
+            assert_eq!(failed, None, "how the child ended");
+        });
+    })
+    .well();
 }
