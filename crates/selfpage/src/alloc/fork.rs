@@ -87,12 +87,15 @@ fn try_to_rest() -> bool {
     }
 }
 
-/// After a fork, in the parent.
+/// After a fork, in the parent. Does nothing where this thread has not called [`prepare`].
 pub extern "C" fn parent() {
     go_on(OUTER.get());
 }
 
 fn go_on(outer: Option<&Outer>) {
+    if !PAGES.is_held_over_fork() {
+        return;
+    }
     let rest = PAGES.let_go();
     // First: who gets the allocator now may be interrupted by a handler that forks.
     if let Some(outer) = outer {
@@ -104,8 +107,11 @@ fn go_on(outer: Option<&Outer>) {
     }
 }
 
-/// After a fork, in the child.
+/// After a fork, in the child. Does nothing where this thread has not called [`prepare`], in the parent.
 pub extern "C" fn child() {
+    if !PAGES.is_held_over_fork() {
+        return;
+    }
     keeper::forget();
     limit::forget();
     WORKERS.forget_others();
@@ -209,6 +215,24 @@ mod tests {
                 drop(held);
                 other.join().unwrap();
             });
+        });
+    }
+
+    #[test]
+    fn who_has_not_prepared_a_fork_ends_none() {
+        ends(|| {
+            let held = PAGES.take();
+            let work = WORKERS.begin().unwrap();
+            let neither = || {
+                parent();
+                child();
+            };
+            std::thread::scope(|scope| scope.spawn(neither).join()).unwrap();
+            // Nor who has the lock for something else.
+            neither();
+            assert_eq!((PAGES.is_own(), WORKERS.own()), (true, 1));
+            WORKERS.end(work);
+            drop(held);
         });
     }
 

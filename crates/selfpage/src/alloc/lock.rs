@@ -121,6 +121,12 @@ impl<T> Lock<T> {
         Rest::Whole
     }
 
+    /// Whether this thread has it by [`Lock::try_hold`]: nobody else may end that.
+    pub(super) fn is_held_over_fork(&self) -> bool {
+        let is_held = || self.over_fork.load(Ordering::Relaxed) || self.interrupted.load(Ordering::Relaxed) > 0;
+        self.is_own() && is_held()
+    }
+
     /// Whether this thread holds it.
     pub(super) fn is_own(&self) -> bool {
         self.word.load(Ordering::Relaxed) & !AWAITED == thread::block()
