@@ -52,9 +52,12 @@ fn let_go() {
 }
 
 fn let_go_in_child() {
-    crate::settle_in_child();
-    // SAFETY: no-pointers: as above, in the parent.
-    unsafe { crate::selfpage_streams_let_go_in_child() };
+    // SAFETY: heap-block, no-pointers: a fork calls this in its child, where `try_hold` came before, in the parent: no other thread is there, and
+    // this one is in no call of the heap's.
+    unsafe {
+        crate::settle_in_child();
+        crate::selfpage_streams_let_go_in_child();
+    }
 }
 
 /// Has the C library's list of streams locked over forks, as it does itself after all handlers: nobody who has it, or waits for a stream

@@ -257,7 +257,10 @@ pub use selfpage::alloc::medium;
 
 /// In a forked child, before its first call: what threads that it does not have were about to do is done for them. A heap that
 /// stands on nothing but the kernel sees to it by itself.
-pub extern "C" fn settle_in_child() {
-    // SAFETY: heap-block: the child has this thread alone, which is in no call of the heap's.
+///
+/// # Safety
+/// *heap-block*: this is a forked child that has this thread alone, which is in no call of the heap's.
+pub unsafe extern "C" fn settle_in_child() {
+    // SAFETY: heap-block: passed on from our caller.
     unsafe { selfpage_heap_settle_in_child() };
 }

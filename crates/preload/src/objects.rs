@@ -45,7 +45,8 @@ fn start() -> usize {
 /// In a forked child, once it has its memory.
 pub fn settle_in_child() {
     if managed::get().is_some() {
-        selfpage_heap::settle_in_child();
+        // SAFETY: heap-block: a forked child's only thread is here, and so in no call of the heap's.
+        unsafe { selfpage_heap::settle_in_child() };
     }
 }
 
