@@ -8,7 +8,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use crate::library::Library;
-use crate::{Error, Pauses};
+use crate::{Error, Pauses, is_first_thread};
 
 /// Where a node comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,11 +86,14 @@ fn nodes(depth: u32) -> u64 {
     (1 << (depth + 1)) - 1
 }
 
-/// Runs it once.
+/// Runs it once, on the program's first thread.
 ///
 /// # Errors
-/// `Objects`: what lived long is not what it was.
+/// `Thread`. `Objects`: what lived long is not what it was.
 pub fn run(library: &Library, size: Size, lists: Lists) -> Result<Outcome, Error> {
+    if !is_first_thread() {
+        return Err(Error::Thread);
+    }
     // SAFETY: collector-call: reads a word.
     let collections = || unsafe { (library.collections)() };
     let (began, began_collections) = (Instant::now(), collections());

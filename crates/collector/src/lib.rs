@@ -38,6 +38,8 @@ pub enum Error {
     Started,
     /// The collector refuses to run incrementally.
     Refused,
+    /// The calling thread is not the program's first, whose stack the collector looks through.
+    Thread,
     /// Writes cannot be noted on this machine.
     Tracker(selfpage::Error),
     /// The benchmark found other objects than it made.
@@ -54,6 +56,12 @@ impl fmt::Display for Error {
             Error::Refused => {
                 write!(out, "the collector does not run incrementally; is GC_DISABLE_INCREMENTAL or GC_FIND_LEAK set?")
             }
+            Error::Thread => {
+                write!(
+                    out,
+                    "the collector knows the stack of the program's first thread, and this is another; call from `main`"
+                )
+            }
             Error::Tracker(error) => write!(out, "{error}"),
             Error::Objects(what) => write!(out, "objects were lost: {what}"),
         }
@@ -61,3 +69,9 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Whether the calling thread is the program's first: the process has its number.
+fn is_first_thread() -> bool {
+    // SAFETY: no-pointers: two numbers.
+    unsafe { libc::gettid() == libc::getpid() }
+}

@@ -8,7 +8,7 @@ use selfpage::dirty::{DirtyTracker, Mechanism};
 
 use crate::heap::Heap;
 use crate::library::{Library, OnEvent};
-use crate::{Error, pauses};
+use crate::{Error, is_first_thread, pauses};
 
 /// How the collector learns which pages were written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,9 +48,12 @@ fn state() -> MutexGuard<'static, State> {
 /// The thread must be the program's first. From then on nobody else may ask for collection events.
 ///
 /// # Errors
-/// `Started`, `Refused`, `Tracker`.
+/// `Thread`, `Started`, `Refused`, `Tracker`.
 pub fn start(library: &Library, writes: Writes) -> Result<(), Error> {
-    // SAFETY: collector-call: the program's first thread, as asked of the caller.
+    if !is_first_thread() {
+        return Err(Error::Thread);
+    }
+    // SAFETY: collector-call: the program's first thread, as was just seen.
     unsafe { (library.init)() };
     prepare(library, writes)?;
     if writes == Writes::Unknown {
@@ -116,5 +119,28 @@ extern "C" fn on_event(event: c_int) {
     drop(state);
     if let Some(next) = next {
         next(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gcbench::{self, Lists, Size};
+    use crate::skip::skip;
+
+    #[test]
+    fn another_thread_than_the_first_is_refused() {
+        let library = match Library::load() {
+            Ok(library) => library,
+            Err(why) => return skip("libgc", &why.to_string()),
+        };
+        let refused = std::thread::spawn(move || {
+            let size = Size { stretch_depth: 6 };
+            let runs = gcbench::run(&library, size, Lists::Shared).map(drop);
+            [start(&library, Writes::Unknown), runs]
+        });
+        for refused in refused.join().unwrap() {
+            assert!(matches!(refused, Err(Error::Thread)), "{refused:?}");
+        }
     }
 }
