@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use selfpage_core::addr::{PageNo, VirtAddr};
+use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::{Fault, Outcome, copy_first, range, resolve};
 use selfpage_core::region::Access;
 
@@ -24,19 +25,17 @@ impl KeptStack {
     pub(super) fn keep(domains: &[Arc<Inner>]) -> Option<KeptStack> {
         let here = VirtAddr(&raw const domains as usize).page();
         let find = |inner: &Arc<Inner>| {
-            let (state, inner) = (inner.state(), inner.clone());
+            let state = inner.state();
             let _inside = state.gate.enter(state.mmu);
-            Some((inner, state.regions.find(here)?.range))
+            let range = state.regions.find(here)?.range;
+            Some((inner.clone(), range))
         };
         let (inner, range) = domains.iter().find_map(find)?;
         let state = inner.state();
         // Others need frames too.
         let count = KEPT_PAGES.min(u64::from(inner.pool.frames()) / 4);
         let mut pages: Vec<_> = inner.on_table(move |context| {
-            let is_of_stack = |page: PageNo| {
-                let read = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
-                range.contains(page) && resolve(state, context, read) != Outcome::Protected
-            };
+            let is_of_stack = |page| range.contains(page) && protect::protection(state, page) != Some(Protection::None);
             let is_kept = |page: &PageNo| is_of_stack(*page) && range::pin(state, context, *page) == Outcome::Resolved;
             // What is used for certain comes first: there may be no frames for the rest.
             let down = (1..count).map(|pages| PageNo(here.0.saturating_sub(pages)));
