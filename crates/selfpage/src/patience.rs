@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 /// What counts of the time between two looks: the process may be stopped (SIGSTOP) meanwhile.
 const MOST_BETWEEN: Duration = Duration::from_millis(200);
 
+/// How long the drop of a region or a domain waits for handlers: they may wait for a lock of whoever drops it, or have been killed.
+const WITH_HANDLERS: Duration = Duration::from_secs(1);
+
 /// How much longer to wait.
 pub(crate) struct Patience {
     left: Duration,
@@ -14,6 +17,11 @@ pub(crate) struct Patience {
 impl Patience {
     pub(crate) fn of(left: Duration) -> Patience {
         Patience { left, looked: Instant::now() }
+    }
+
+    /// What a drop has with handlers.
+    pub(crate) fn with_handlers() -> Patience {
+        Patience::of(WITH_HANDLERS)
     }
 
     /// Whether some of it is left, at this look.

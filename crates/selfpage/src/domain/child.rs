@@ -164,11 +164,11 @@ impl Inner {
             bound.register(descriptors, part)?;
         }
         // On a thread of the program's it is in a handler of an upcall region at most.
-        let may_be_asked = |bound: &Bound| may_be_in_handler() && (is_a_domains() || bound.core().trap == Trap::Upcall);
+        let (is_asked, of_any) = (may_be_in_handler(), is_a_domains());
         for bound in regions.values() {
             bound.core().let_all_go();
             bound.tracker.forget();
-            if !may_be_asked(bound) {
+            if !is_asked || !of_any && bound.core().trap != Trap::Upcall {
                 bound.forget_asked();
             }
             // The thread that was to make the cut is not here, nor the handle that keeps the source.

@@ -15,8 +15,7 @@ use crate::placement::taken;
 
 /// The region is about to leave its domain.
 const LEAVES: u32 = 1 << 31;
-/// How long it waits for handlers.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How often it looks whether handlers are asked about it still.
 const LOOKS_EVERY: Duration = Duration::from_millis(1);
 
 /// The addresses of a region. They are given back when it has left its domain and no handler is asked about it: what that does is done by
@@ -45,7 +44,7 @@ impl Place {
     /// other is asked from here on. Waits for them, and not for ever: they may wait for a lock of the caller's, or have been killed.
     pub(super) fn await_handlers(&self) {
         self.holds.fetch_or(LEAVES, Ordering::AcqRel);
-        let mut patience = Patience::of(PATIENCE);
+        let mut patience = Patience::with_handlers();
         while self.is_asked() && patience.lasts() {
             std::thread::sleep(LOOKS_EVERY);
         }

@@ -8,7 +8,6 @@ use std::io;
 use std::ptr::{self, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering, fence};
-use std::time::Duration;
 
 use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::fault::{Fault, claim};
@@ -37,9 +36,6 @@ const MOST_OUTERMOST: i32 = MOST_THREADS as i32 - MOST_NESTED as i32;
 /// How often they look, and whoever waits for their end, whether those still are there who are at work: a filter of system calls may end one
 /// without a word, and a handler by a bare exit(2).
 const LOOK_EVERY_US: u32 = LOOK_EVERY.as_micros() as u32;
-
-/// How long a domain's last handle waits for their end.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The threads for handlers of a domain, and what they are called for.
 pub(crate) struct Handlers {
@@ -120,7 +116,7 @@ impl Handlers {
         let mmu = inner.state().mmu;
         self.ending.store(true, Ordering::SeqCst);
         self.called.signal(mmu);
-        let mut patience = Patience::of(PATIENCE);
+        let mut patience = Patience::with_handlers();
         while patience.lasts() {
             let seen = self.told.count();
             miss(inner);
