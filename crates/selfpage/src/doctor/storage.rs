@@ -1,5 +1,7 @@
 //! Where saved pages would go by default, and how.
 
+use std::os::fd::OwnedFd;
+
 use super::limits::untold;
 use super::{Finding, State, name, probed, readable, setting};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open, statvfs};
@@ -58,9 +60,7 @@ fn io_uring() -> Finding {
 /// Whether reads and writes can be told not to wait. Of nothing, no file refuses them.
 fn without_waiting() -> (Answer, Answer) {
     let refused = |why: Errno| Shortfall::Refused(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()));
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let on_disk = |_| open(DIRECTORY, flags, Mode::RUSR | Mode::WUSR);
-    match memfd_create("selfpage-doctor", MemfdFlags::CLOEXEC).or_else(on_disk) {
+    match memfd_create("selfpage-doctor", MemfdFlags::CLOEXEC).or_else(|_| open_nameless(OFlags::empty())) {
         Err(why) => (Err(refused(why)), Err(refused(why))),
         Ok(file) => (
             preadv2(&file, &mut [], 0, ReadWriteFlags::NOWAIT).map(drop).map_err(refused),
@@ -69,14 +69,18 @@ fn without_waiting() -> (Answer, Answer) {
     }
 }
 
+/// A file without a name, on disk.
+fn open_nameless(flags: OFlags) -> Result<OwnedFd, Errno> {
+    open(DIRECTORY, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::RUSR | Mode::WUSR)
+}
+
 /// A page where direct I/O can reach it.
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
 /// Writes a page past the page cache into a file without a name, and reads it back.
 fn write_directly() -> Result<(), Errno> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
-    let file = open(DIRECTORY, flags, Mode::RUSR | Mode::WUSR)?;
+    let file = open_nameless(OFlags::DIRECT)?;
     let (written, mut read) = (Page([0xA5; 4096]), Page([0; 4096]));
     let whole = pwrite(&file, &written.0, 0)? == 4096 && pread(&file, &mut read.0, 0)? == 4096;
     if whole && read.0 == written.0 { Ok(()) } else { Err(Errno::IO) }
