@@ -36,12 +36,6 @@ struct Phase {
     beside: Vec<Vec<Plan>>,
 }
 
-impl Phase {
-    fn steps(&self) -> usize {
-        self.in_turn.len() + self.beside.iter().map(Vec::len).sum::<usize>()
-    }
-}
-
 /// Runs the suite and prints the summary. False if anything failed.
 pub fn run(root: &Path, extent: Extent) -> bool {
     let began = Instant::now();
@@ -58,6 +52,10 @@ pub fn run(root: &Path, extent: Extent) -> bool {
 }
 
 impl Phase {
+    fn steps(&self) -> usize {
+        self.in_turn.len() + self.beside.iter().map(Vec::len).sum::<usize>()
+    }
+
     fn run(self, summary: &Mutex<Summary>) {
         std::thread::scope(|scope| {
             for plans in self.beside {

@@ -13,7 +13,7 @@ use super::{blocked, signals};
 /// script or make(1), does not look for that, and in an orphaned group the kernel stops nobody. Returns when somebody has sent SIGCONT, which
 /// is to be heard of.
 pub fn follow(program: &Child, heard: &mut SignalsInfo<WithOrigin>) {
-    if is_of_a_job() || !has_stopped(program) {
+    if has_caller_in_group() || !has_stopped(program) {
         return;
     }
     blocked::hold(SIGTSTP);
@@ -26,8 +26,8 @@ pub fn follow(program: &Child, heard: &mut SignalsInfo<WithOrigin>) {
     }
 }
 
-/// Whether our caller is in our group: the job is its, or somebody's before it.
-fn is_of_a_job() -> bool {
+/// Whether our caller is in our group: then that, or somebody before it, is the shell's job.
+fn has_caller_in_group() -> bool {
     getppid().is_some_and(|parent| getpgid(Some(parent)).is_ok_and(|group| group == getpgrp()))
 }
 

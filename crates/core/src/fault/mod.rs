@@ -372,12 +372,11 @@ fn bring_in(
     if let Some(chunk) = plan.ahead {
         ask_ahead(domain, region, chunk);
     }
-    if result.is_ok() {
-        region.streams.note_fetched();
-    }
     match result {
-        Ok(0) => Step::Brought(Kind::First),
-        Ok(_) => Step::Brought(Kind::Fill),
+        Ok(filled) => {
+            region.streams.note_fetched();
+            Step::Brought(if filled == 0 { Kind::First } else { Kind::Fill })
+        }
         Err(step) => step,
     }
 }

@@ -44,23 +44,25 @@ fn fifth(fault: &MemoryFault<'_>) -> *mut u64 {
     ((fault.address() & !(PAGE - 1)) + 5 * PAGE) as *mut u64
 }
 
-/// As soon as it may go on, and some time later, it writes to the region, and notes that.
-fn under_a_writer(may_go_on: Arc<AtomicBool>, wrote: Arc<AtomicBool>) -> (Domain, Region) {
-    under_a_late_handler(move |fault| {
+/// As soon as the first flag says that it may go on, and some time later, it writes to the region, and notes that in the second.
+fn under_a_writer() -> (Domain, Region, [Arc<AtomicBool>; 2]) {
+    let flags = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let [may_go_on, wrote] = flags.clone();
+    let (domain, region) = under_a_late_handler(move |fault| {
         wait_for(&may_go_on);
         // In parts: a process that is stopped meanwhile sleeps on afterwards.
         (0..100).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
         // SAFETY: test: a word of the region.
         unsafe { fifth(fault).write_volatile(1) };
         wrote.store(true, SeqCst);
-    })
+    });
+    (domain, region, flags)
 }
 
 #[test]
 fn the_region_goes_when_it_has_answered() {
     in_child(here!(), "", || {
-        let [may_go_on, wrote] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (_domain, region) = under_a_writer(may_go_on.clone(), wrote.clone());
+        let (_domain, region, [may_go_on, wrote]) = under_a_writer();
         may_go_on.store(true, SeqCst);
         drop(region);
         assert!(wrote.load(SeqCst));
@@ -72,8 +74,7 @@ fn the_region_goes_when_it_has_answered() {
 #[test]
 fn it_is_waited_for_as_long_where_the_process_is_stopped() {
     in_child(here!(), "", || {
-        let [may_go_on, wrote] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (_domain, region) = under_a_writer(may_go_on.clone(), wrote.clone());
+        let (_domain, region, [may_go_on, wrote]) = under_a_writer();
         let line = format!("kill -STOP {0}; sleep 2; kill -CONT {0}", std::process::id());
         may_go_on.store(true, SeqCst);
         let mut stops = Command::new("sh").args(["-c", &line]).spawn().unwrap();
@@ -88,8 +89,7 @@ fn it_is_waited_for_as_long_where_the_process_is_stopped() {
 #[test]
 fn one_that_does_not_answer_finds_its_region_gone() {
     in_child(here!(), "", || {
-        let [may_go_on, wrote] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (_domain, region) = under_a_writer(may_go_on.clone(), wrote.clone());
+        let (_domain, region, [may_go_on, wrote]) = under_a_writer();
         drop(region);
         may_go_on.store(true, SeqCst);
         std::thread::sleep(Duration::from_secs(30));
