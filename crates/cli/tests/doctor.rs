@@ -205,3 +205,57 @@ fn pressure_that_is_switched_off_is_no_matter_of_the_kernels() {
     assert!(pressure["why"].as_str().unwrap().contains("switched off by MEMORY_PRESSURE_WATCH"), "{pressure}");
     assert_eq!(pressure["remedy"], "unset MEMORY_PRESSURE_WATCH");
 }
+
+/// What the tool says, as after `prepare`; and its status.
+fn after(
+    arguments: &[&str],
+    prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
+) -> (String, Option<i32>) {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    // SAFETY: test: system calls alone.
+    let output = unsafe { run.args(arguments).pre_exec(prepare) }.output();
+    output.map_or_else(
+        |why| (why.to_string(), None),
+        |output| {
+            let said = [output.stdout, output.stderr].concat();
+            (String::from_utf8_lossy(&said).into_owned(), output.status.code())
+        },
+    )
+}
+
+/// The line about a feature.
+#[track_caller]
+fn line_of<'a>(text: &'a str, feature: &str) -> &'a str {
+    let line =
+        text.lines().find(|line| line.split_once(' ').is_some_and(|(_, rest)| rest.trim_start().starts_with(feature)));
+    line.unwrap_or_else(|| panic!("{feature} has no line in {text}"))
+}
+
+/// Before 5.11 there is no flag for faults of the program's alone, and no device beside the call before 6.1.
+#[test]
+fn a_kernel_without_userfaultfds_for_the_program_alone_is_refused_by_name() {
+    if !can_run(&examine()) {
+        return skip::skip("uffd", "here all is refused, or absent");
+    }
+    let old = || {
+        let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u32 | 1;
+        without_dev_and_sys().and_then(|()| Call::with(libc::SYS_userfaultfd, 0, flags).fails(libc::EINVAL))
+    };
+    let (text, status) = after(&["doctor"], old);
+    if status.is_none() {
+        return skip::skip("root", &text);
+    }
+    assert_eq!(status, Some(1), "{text}");
+    for feature in [
+        "UFFDIO_MOVE ",
+        "UFFD_FEATURE_SIGBUS",
+        "UFFD_FEATURE_THREAD_ID",
+        "UFFD_FEATURE_PAGEFAULT_FLAG_WP",
+        "UFFDIO_COPY",
+    ] {
+        let line = line_of(&text, feature);
+        assert!(line.starts_with("absent") && line.contains("boot Linux 6.8 or newer"), "{line}");
+    }
+    let (text, status) = after(&["tour", "--quick"], old);
+    assert!(status == Some(1) && text.contains("boot Linux 6.8 or newer") && !text.contains("seccomp"), "{text}");
+}

@@ -86,6 +86,8 @@ pub(crate) fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
     }
     let cause = match (errno, reach) {
         (Errno::NOSYS, _) => format!("this kernel has none ({why}); {}", remedy::BUILD),
+        // It has no flag for them.
+        (Errno::INVAL, Reach::UserFaults) => format!("this kernel is too old ({why}); {}", remedy::NEWER_6_8),
         (_, Reach::UserFaults) => format!("refused ({why}); {}", remedy::UNFILTER),
         (_, Reach::EveryFault) => format!(
             "faults inside system calls cannot be served ({why}); {}, or give the program CAP_SYS_PTRACE \

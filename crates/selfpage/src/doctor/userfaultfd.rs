@@ -32,7 +32,7 @@ pub(super) fn examine() -> Vec<Finding> {
             probe::signals_faults(),
             "upcall regions: a fault is a signal on the thread that took it",
             "no upcall regions, workers serve all",
-            BUILD,
+            or_newer(BUILD),
         ),
         thread_id(),
         probed(
@@ -47,14 +47,16 @@ pub(super) fn examine() -> Vec<Finding> {
             probe::protects(),
             "a write to a protected page is a fault: Region::protect, snapshots",
             "Region::protect and snapshots fail",
-            "boot Linux 5.7 or newer; in a container allow the ioctl UFFDIO_WRITEPROTECT in the seccomp profile",
+            or_newer(
+                "boot Linux 5.7 or newer; in a container allow the ioctl UFFDIO_WRITEPROTECT in the seccomp profile",
+            ),
         ),
         probed(
             "UFFDIO_COPY",
             probe::copies(),
             "pages come in where the program may not write, or may not yet",
             "pages that the program may not write cannot come in",
-            "allow the ioctl UFFDIO_COPY in the container's seccomp profile",
+            or_newer("allow the ioctl UFFDIO_COPY in the container's seccomp profile"),
         ),
         probed(
             "UFFD_FEATURE_WP_ASYNC",
@@ -87,6 +89,11 @@ pub(super) fn for_a_thread(shortfall: Shortfall) -> Option<&'static str> {
         Shortfall::Refused(Errno::NOMEM) => Some(MORE_ADDRESSES),
         _ => None,
     }
+}
+
+/// What helps where a feature is missing, unless the kernel is so old that it serves nothing for the program alone: it has no flag for that.
+fn or_newer(remedy: &'static str) -> &'static str {
+    if probe::features() == Err(Errno::INVAL) { NEWER_6_8 } else { remedy }
 }
 
 /// Lets another thread touch an absent page, and tells whether the kernel named that thread.
@@ -129,7 +136,7 @@ fn descriptors() -> Finding {
                 let why = "no thread can be started to serve faults; no program can be paged";
                 return Finding::new(UFFD, State::Absent, why).remedy(remedy);
             }
-            let remedy = if shortfall == Shortfall::Refused(Errno::NOSYS) { BUILD } else { UNFILTER };
+            let remedy = if shortfall == Shortfall::Refused(Errno::NOSYS) { BUILD } else { or_newer(UNFILTER) };
             Finding::new(UFFD, state(shortfall), format!("{every}; no program can be paged")).remedy(remedy)
         }
     }
@@ -151,7 +158,7 @@ fn device() -> Finding {
 fn needs_move() -> Finding {
     let answer = probe::moves_pages();
     // The descriptors' own line tells why none is to be had.
-    let remedy = if probe::features().is_ok() { NEWER_6_8 } else { UNFILTER };
+    let remedy = if probe::features().is_ok() { NEWER_6_8 } else { or_newer(UNFILTER) };
     probed(MOVE, answer, "pages move between frames and regions without a copy", "selfpage cannot run", remedy)
 }
 
@@ -162,7 +169,7 @@ fn thread_id() -> Finding {
         named,
         "a fault names its thread",
         "a fault of a pager thread of our own cannot be told from others",
-        named.err().and_then(for_a_thread).unwrap_or(UNFILTER),
+        named.err().and_then(for_a_thread).unwrap_or_else(|| or_newer(UNFILTER)),
     )
 }
 
