@@ -255,3 +255,14 @@ fn a_line_that_cannot_be_said_leaves_the_status() {
         }
     }
 }
+
+#[test]
+fn a_run_whose_machine_cannot_be_described_leaves_nothing() {
+    let place = place("undescribed");
+    let line = r#"echo full > "$1/full"
+        "$0" bench faults --quick --reps 1 --case first-touch-4k --system kernel --save "$1/run"; status=$?; ls -A "$1/run"; exit $status"#;
+    let Some(output) = on_a_small_disk(&place, line) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && errors.contains("machine.txt: No space left"), "{errors}");
+    assert_eq!(text(&output.stdout), "", "{errors}");
+}

@@ -1,7 +1,7 @@
 //! A run kept for later: `raw.jsonl` and `machine.txt` in a directory, as papers/README.md says.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use super::device::Device;
@@ -11,10 +11,14 @@ use super::result::Record;
 
 const RECORDS: &str = "raw.jsonl";
 const MACHINE: &str = "machine.txt";
+/// What our `machine.txt` begins with.
+const OURS: &str = "command: selfpage bench ";
 
-/// A directory that gets the run.
+/// A directory that gets the run. One that gets no record is left as if there had been no run.
 pub struct Archive {
     directory: PathBuf,
+    /// The directory, locked: no other run is kept there meanwhile.
+    _held: fs::File,
 }
 
 impl Archive {
@@ -23,20 +27,35 @@ impl Archive {
         directory.map(Archive::open).transpose()
     }
 
-    /// Makes `directory` where it is missing. One that holds a run already is refused: runs are kept.
+    /// Makes `directory` where it is missing. One that holds a run already is refused: runs are kept. What a run that was killed before its
+    /// first record has left is none.
     pub fn open(directory: &Path) -> Result<Archive, Error> {
-        let files = [RECORDS, MACHINE].map(|name| directory.join(name));
-        if let Some(file) = files.iter().find(|file| file.symlink_metadata().is_ok()) {
+        let made = fs::create_dir_all(directory).and_then(|()| fs::File::open(directory));
+        let held = made.map_err(|cause| {
+            Error::Unusable(format!("cannot make {}: {cause}; name another directory with --save", directory.display()))
+        })?;
+        // Where directories cannot be locked nobody is kept out.
+        if matches!(held.try_lock(), Err(fs::TryLockError::WouldBlock)) {
+            let shown = directory.display();
+            return Err(Error::Unusable(format!("{shown}: another run is being kept there; name a new directory")));
+        }
+        let left = [(RECORDS, ""), (MACHINE, OURS)].map(|(name, begins)| (directory.join(name), begins));
+        if let Some((file, _)) = left.iter().find(|(file, begins)| !is_only_begun(file, begins)) {
             return Err(Error::Unusable(format!(
                 "{} exists: a run is kept there; name a new directory",
                 file.display()
             )));
         }
-        let made = fs::create_dir_all(directory);
-        made.map_err(|cause| {
-            Error::Unusable(format!("cannot make {}: {cause}; name another directory with --save", directory.display()))
-        })?;
-        Ok(Archive { directory: directory.to_path_buf() })
+        let archive = Archive { directory: directory.to_path_buf(), _held: held };
+        archive.remove();
+        Ok(archive)
+    }
+
+    /// Removes its files.
+    fn remove(&self) {
+        for name in [RECORDS, MACHINE] {
+            let _ = fs::remove_file(self.directory.join(name));
+        }
     }
 
     /// Writes what the machine is, how the run was made, and of what.
@@ -59,6 +78,26 @@ impl Archive {
             file.write_all(line.as_bytes()).inspect_err(|_| drop(file.set_len(before)))
         };
         add().map_err(|error| Error::io("write", &path, error))
+    }
+}
+
+impl Drop for Archive {
+    fn drop(&mut self) {
+        if is_only_begun(&self.directory.join(RECORDS), "") {
+            self.remove();
+        }
+    }
+}
+
+/// Whether `file` is not there, or a file of ours that has nothing but what begins with `begins`, perhaps cut short by a disk that was full.
+fn is_only_begun(file: &Path, begins: &str) -> bool {
+    match file.symlink_metadata() {
+        Err(why) => why.kind() == ErrorKind::NotFound,
+        Ok(about) => {
+            let has =
+                || fs::read(file).is_ok_and(|has| has.iter().zip(begins.as_bytes()).all(|(one, other)| one == other));
+            about.is_file() && (about.len() == 0 || !begins.is_empty() && has())
+        }
     }
 }
 
@@ -137,6 +176,39 @@ mod tests {
             Some(head) if commit != "unknown" => assert_eq!(git(&format!("{commit}^{{commit}}")), Some(head)),
             _ => assert!(!commit.is_empty()),
         }
+    }
+
+    #[test]
+    fn a_run_without_records_leaves_its_directory_to_the_next() {
+        let directory = std::env::temp_dir().join(format!("selfpage-archive-none-{}", std::process::id()));
+        let described = || {
+            let archive = Archive::open(&directory).unwrap();
+            archive.describe("faults", Path::new("/"), &[]).unwrap();
+            archive
+        };
+        drop(described());
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+        // As one that was killed leaves it: before it had described the machine, in the middle, and after.
+        let archive = described();
+        let text = fs::read_to_string(directory.join(MACHINE)).unwrap();
+        drop(archive);
+        for left in ["", &text[..9], &text] {
+            fs::write(directory.join(MACHINE), left).unwrap();
+            fs::write(directory.join(RECORDS), "").unwrap();
+            drop(described());
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn two_runs_are_not_kept_in_one_directory() {
+        let directory = std::env::temp_dir().join(format!("selfpage-archive-two-{}", std::process::id()));
+        let first = Archive::open(&directory).unwrap();
+        let second = Archive::open(&directory);
+        assert!(matches!(second, Err(Error::Unusable(why)) if why.contains("another run")));
+        drop(first);
+        drop(Archive::open(&directory).unwrap());
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
