@@ -226,12 +226,15 @@ fn a_bench_without_room_for_its_images_says_so_once() {
 fn a_record_that_cannot_be_saved_is_shown() {
     let place = place("unsaved");
     // Room for one page, which machine.txt takes.
-    let line = r#"exec "$0" bench faults --quick --reps 1 --case first-touch-4k --system kernel --save "$1/run""#;
+    let line = r#""$0" bench faults --quick --reps 1 --case first-touch-4k --system userfaultfd-alone --system kernel --save "$1/run"
+        status=$?; ls "$1/run"; exit $status"#;
     let Some(output) = on_a_small_disk(&place, line) else { return };
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let (shown, errors) = (text(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("raw.jsonl: No space left"), "{errors}");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("first-touch-4k  kernel"), "{errors}");
+    let measured = ["kernel", "userfaultfd-alone"].map(|system| shown.contains(&format!("first-touch-4k  {system}")));
+    assert!(measured[0] && (measured[1] || errors.contains("SKIP(uffd: ")), "{shown}{errors}");
+    assert!(!shown.contains("machine.txt") && !shown.contains("raw.jsonl"), "a run without records stays: {shown}");
 }
 
 #[test]

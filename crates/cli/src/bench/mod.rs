@@ -216,6 +216,12 @@ struct Outcome {
 }
 
 impl Outcome {
+    /// Writes down all of them, whatever becomes of one; then the first error.
+    fn keep_all(&mut self, records: Vec<Record>, args: &Args, archive: Option<&Archive>) -> Result<(), Error> {
+        let kept: Vec<_> = records.into_iter().map(|record| self.keep(record, args, archive)).collect();
+        kept.into_iter().collect()
+    }
+
     /// Writes down a record where the options want it. One that cannot be saved is shown all the same.
     fn keep(&mut self, record: Record, args: &Args, archive: Option<&Archive>) -> Result<(), Error> {
         let saved = archive.map_or(Ok(()), |archive| archive.append(&record));
@@ -302,13 +308,10 @@ impl Choice {
             progress.say(&note);
         }
         for (case, systems) in pairs {
-            for record in self.compare(&mut stage, &mut progress, case, &systems, outcome)? {
-                outcome.keep(record, args, archive.as_ref())?;
-            }
+            let records = self.compare(&mut stage, &mut progress, case, &systems, outcome)?;
+            outcome.keep_all(records, args, archive.as_ref())?;
         }
-        for record in self.bench.summary(&outcome.records) {
-            outcome.keep(record, args, archive.as_ref())?;
-        }
+        outcome.keep_all(self.bench.summary(&outcome.records), args, archive.as_ref())?;
         progress.clear();
         Ok(())
     }
