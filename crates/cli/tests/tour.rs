@@ -12,7 +12,7 @@ mod mounts;
 mod skip;
 mod tool;
 
-use tool::{Place, selfpage, text};
+use tool::{Place, selfpage, text, without_escapes};
 
 const NOBODY: u32 = 65534;
 
@@ -118,23 +118,9 @@ fn the_whole_tour_as_nobody() {
     }
 }
 
-/// What stays of a terminal's output without colours and moves of the cursor.
-fn without_escapes(shown: &str) -> String {
-    let mut parts = shown.split("\x1b[");
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let end = part.find(|byte: char| byte.is_ascii_alphabetic()).expect("an escape without an end");
-        plain += &part[end + 1..];
-    }
-    plain
-}
-
 /// What the tool shows on a terminal of 120 columns, without escapes. `None`: it cannot be had here.
 fn on_terminal(place: &Place, arguments: &str) -> Option<String> {
-    let line = format!("stty rows 30 cols 120; {} {arguments}", env!("CARGO_BIN_EXE_selfpage"));
-    let mut run = Command::new("script");
-    run.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm").env("TMPDIR", &place.0);
-    let Ok(output) = run.stdin(std::process::Stdio::null()).output() else {
+    let Ok(output) = tool::on_terminal(Some("xterm"), place, arguments) else {
         skip::skip("script", "there is no script(1) to make a terminal: apt-get install bsdutils");
         return None;
     };

@@ -1,7 +1,6 @@
-//! Progress on stderr: a bar on a terminal, plain lines elsewhere.
+//! Progress on stderr: a bar on a terminal that can show one, plain lines elsewhere.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
@@ -10,19 +9,19 @@ use crate::output;
 
 /// How far the run is.
 pub enum Progress {
-    /// A terminal watches.
+    /// A terminal watches, which can have its cursor moved.
     Bar(ProgressBar),
-    /// A file or a pipe.
+    /// A file or a pipe, or a terminal that shows what comes and no more (`TERM=dumb`).
     Lines { done: u64, total: u64 },
 }
 
 impl Progress {
     /// A run of `total` jobs.
     pub fn new(total: u64) -> Progress {
-        if !std::io::stderr().is_terminal() {
+        let bar = ProgressBar::new(total);
+        if bar.is_hidden() {
             return Progress::Lines { done: 0, total };
         }
-        let bar = ProgressBar::new(total);
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}{left}: {wide_msg}") {
             let left = |state: &ProgressState, out: &mut dyn Write| {
                 let _ = out.write_str(&left(state.pos(), state.eta())); // What is shown cannot fail.

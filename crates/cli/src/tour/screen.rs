@@ -1,7 +1,7 @@
-//! What the visitor sees: text, and one live line while something works. Without a terminal the live line becomes a plain
-//! line now and then.
+//! What the visitor sees: text, and one live line while something works. Without a terminal, or on one whose
+//! cursor stays where it is, the live line becomes a plain line now and then.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -13,7 +13,7 @@ const PLAIN_EVERY: Duration = Duration::from_secs(1);
 
 /// Standard output.
 pub struct Screen {
-    /// The live line, on a terminal.
+    /// The live line, on a terminal that can show one.
     bar: Option<ProgressBar>,
     every: Duration,
     next: Instant,
@@ -24,13 +24,12 @@ pub struct Screen {
 impl Screen {
     /// Standard output, whatever it is.
     pub fn new() -> Screen {
-        let bar = io::stdout().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stdout());
-            match ProgressStyle::with_template("  {bar:10} {percent:>3} %  {wide_msg}") {
+        let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stdout());
+        let bar =
+            (!bar.is_hidden()).then(|| match ProgressStyle::with_template("  {bar:10} {percent:>3} %  {wide_msg}") {
                 Ok(style) => bar.with_style(style),
                 Err(_) => bar,
-            }
-        });
+            });
         let every = if bar.is_some() { LIVE_EVERY } else { PLAIN_EVERY };
         Screen { bar, every, next: Instant::now(), printed: Ok(()) }
     }

@@ -2,9 +2,10 @@
 #![allow(dead_code)]
 
 use std::fs::Permissions;
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -27,6 +28,28 @@ pub fn rows(output: &Output) -> Vec<Value> {
 #[track_caller]
 pub fn figure(row: &Value, name: &str) -> f64 {
     row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
+}
+
+/// Runs the tool to its end on a terminal of 120 columns, of a kind that `TERM` would name, if any.
+///
+/// # Errors
+/// There is no script(1) to make a terminal.
+pub fn on_terminal(kind: Option<&str>, place: &Place, arguments: &str) -> io::Result<Output> {
+    let line = format!("stty rows 30 cols 120; {} {arguments}", env!("CARGO_BIN_EXE_selfpage"));
+    let mut run = Command::new("script");
+    run.args(["-qec", &line, "/dev/null"]).env("TMPDIR", &place.0).env_remove("TERM");
+    run.envs(kind.map(|kind| ("TERM", kind))).stdin(Stdio::null()).output()
+}
+
+/// What stays of a terminal's output without colours and moves of the cursor.
+pub fn without_escapes(shown: &str) -> String {
+    let mut parts = shown.split("\x1b[");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|byte: char| byte.is_ascii_alphabetic()).expect("an escape without an end");
+        plain += &part[end + 1..];
+    }
+    plain
 }
 
 /// A directory on disk for one test, open to everybody.

@@ -1,0 +1,36 @@
+//! What the tool shows on a terminal while it works: of one that can do little, too.
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
+mod tool;
+
+use tool::{Place, on_terminal, text};
+
+const BENCH: &str = "bench faults --quick --reps 2 --case first-touch-4k --system kernel";
+
+/// What is shown on a terminal of this kind. `None`, and said so: there can be none here.
+fn shown(place: &Place, kind: Option<&str>, arguments: &str) -> Option<String> {
+    let Ok(output) = on_terminal(kind, place, arguments) else {
+        skip::skip("script", "there is no script(1) to make a terminal: apt-get install bsdutils");
+        return None;
+    };
+    let shown = text(&output.stdout);
+    if output.status.code() == Some(1) && shown.contains("selfpage doctor") {
+        skip::skip("uffd", &shown);
+        return None;
+    }
+    assert_eq!(output.status.code(), Some(0), "{shown}");
+    Some(shown)
+}
+
+#[test]
+fn a_terminal_that_moves_no_cursor_gets_lines() {
+    let place = Place::new("lines");
+    for kind in [Some("dumb"), None] {
+        for (arguments, line) in [(BENCH, "[2/2] first-touch-4k kernel 2/2: "), ("tour --quick", "  writing: in core ")]
+        {
+            let Some(shown) = shown(&place, kind, arguments) else { return };
+            assert!(shown.lines().any(|one| one.starts_with(line)) && !shown.contains('\x1b'), "{kind:?}: {shown:?}");
+        }
+    }
+}
