@@ -4,7 +4,7 @@
 mod skip;
 mod tool;
 
-use tool::{Place, on_terminal, text};
+use tool::{Place, on_terminal, text, without_escapes};
 
 const BENCH: &str = "bench faults --quick --reps 2 --case first-touch-4k --system kernel";
 
@@ -33,4 +33,15 @@ fn a_terminal_that_moves_no_cursor_gets_lines() {
             assert!(shown.lines().any(|one| one.starts_with(line)) && !shown.contains('\x1b'), "{kind:?}: {shown:?}");
         }
     }
+}
+
+#[test]
+fn an_object_of_json_has_its_line_to_itself() {
+    let place = Place::new("objects");
+    let both = format!("{BENCH} --system userfaultfd-alone --json");
+    let Some(shown) = shown(&place, Some("xterm"), &both) else { return };
+    let plain = without_escapes(&shown);
+    assert!(plain.contains("░"), "no live line: {plain:?}");
+    let objects: Vec<&str> = plain.split(['\r', '\n']).filter(|line| line.contains(r#"{"bench""#)).collect();
+    assert!(!objects.is_empty() && objects.iter().all(|line| line.starts_with('{')), "{objects:?}");
 }

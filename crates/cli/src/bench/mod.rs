@@ -217,15 +217,27 @@ struct Outcome {
 
 impl Outcome {
     /// Writes down all of them, whatever becomes of one; then the first error.
-    fn keep_all(&mut self, records: Vec<Record>, args: &Args, archive: Option<&Archive>) -> Result<(), Error> {
-        let kept: Vec<_> = records.into_iter().map(|record| self.keep(record, args, archive)).collect();
+    fn keep_all(
+        &mut self,
+        records: Vec<Record>,
+        args: &Args,
+        archive: Option<&Archive>,
+        progress: &Progress,
+    ) -> Result<(), Error> {
+        let kept: Vec<_> = records.into_iter().map(|record| self.keep(record, args, archive, progress)).collect();
         kept.into_iter().collect()
     }
 
     /// Writes down a record where the options want it. One that cannot be saved is shown all the same.
-    fn keep(&mut self, record: Record, args: &Args, archive: Option<&Archive>) -> Result<(), Error> {
+    fn keep(
+        &mut self,
+        record: Record,
+        args: &Args,
+        archive: Option<&Archive>,
+        progress: &Progress,
+    ) -> Result<(), Error> {
         let saved = archive.map_or(Ok(()), |archive| archive.append(&record));
-        let printed = if args.json { output::write(&(record.to_json() + "\n")) } else { Ok(()) };
+        let printed = if args.json { progress.print(&(record.to_json() + "\n")) } else { Ok(()) };
         self.records.push(record);
         saved?;
         match printed {
@@ -309,9 +321,9 @@ impl Choice {
         }
         for (case, systems) in pairs {
             let records = self.compare(&mut stage, &mut progress, case, &systems, outcome)?;
-            outcome.keep_all(records, args, archive.as_ref())?;
+            outcome.keep_all(records, args, archive.as_ref(), &progress)?;
         }
-        outcome.keep_all(self.bench.summary(&outcome.records), args, archive.as_ref())?;
+        outcome.keep_all(self.bench.summary(&outcome.records), args, archive.as_ref(), &progress)?;
         progress.clear();
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Progress on stderr: a bar on a terminal that can show one, plain lines elsewhere.
 
 use std::fmt::Write;
+use std::io;
 use std::time::Duration;
 
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
@@ -55,6 +56,14 @@ impl Progress {
         match self {
             Progress::Bar(bar) => bar.suspend(|| output::tell(format_args!("{line}"))),
             Progress::Lines { .. } => output::tell(format_args!("{line}")),
+        }
+    }
+
+    /// Prints a result, which a bar would stand in front of.
+    pub fn print(&self, result: &str) -> io::Result<()> {
+        match self {
+            Progress::Bar(bar) => bar.suspend(|| output::write(result)),
+            Progress::Lines { .. } => output::write(result),
         }
     }
 
