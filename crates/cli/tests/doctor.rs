@@ -259,3 +259,17 @@ fn a_kernel_without_userfaultfds_for_the_program_alone_is_refused_by_name() {
     let (text, status) = after(&["tour", "--quick"], old);
     assert!(status == Some(1) && text.contains("boot Linux 6.8 or newer") && !text.contains("seccomp"), "{text}");
 }
+
+#[test]
+fn a_limit_on_addresses_is_named() {
+    for (option, limit) in [("-d", "RLIMIT_DATA"), ("-v", "RLIMIT_AS")] {
+        let line = format!("ulimit {option} 4000000 && exec \"$0\" doctor");
+        let output = Command::new("sh").args(["-c", &line, env!("CARGO_BIN_EXE_selfpage")]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let line = line_of(&text, "vm.overcommit_memory");
+        let remedy = format!("[remedy: ulimit {option} unlimited]");
+        let is_named = line.contains(&format!("{limit} is 3.8 GiB")) && line.contains(&remedy);
+        // Where the kernel counts every address the limit is not what is in the way alone.
+        assert!(line.starts_with("refused") && is_named || line.starts_with("degraded"), "{line}");
+    }
+}

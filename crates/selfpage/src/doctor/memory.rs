@@ -1,7 +1,9 @@
 //! What the kernel does with memory that is ours.
 
 use super::limits::has_sys;
-use super::{Finding, State, name, probed, setting};
+use super::userfaultfd::MORE_ADDRESSES;
+use super::{Finding, State, name, probed, readable, setting};
+use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::linux::probe::{self, Shortfall};
 
 /// More addresses than any machine has memory, fewer than an address space.
@@ -84,12 +86,22 @@ fn addresses() -> Finding {
             format!("2: a region counts in full against the commit limit ({})", name(why)),
         )
         .remedy("sysctl -w vm.overcommit_memory=0"),
-        Err(shortfall) => probed(
-            FEATURE,
-            Err(shortfall),
-            "",
-            "regions far larger than memory cannot be reserved",
-            "ulimit -v unlimited",
-        ),
+        Err(shortfall) => {
+            const LOSS: &str = "regions far larger than memory cannot be reserved";
+            let limits = [
+                (Resource::Addresses, "RLIMIT_AS", "ulimit -v unlimited"),
+                (Resource::Data, "RLIMIT_DATA", "ulimit -d unlimited"),
+            ];
+            let set = limits.into_iter().filter_map(|(resource, name, remedy)| {
+                let limit_bytes = limit::of_this_process(resource).ok()??;
+                let is_in_the_way = limit_bytes < RESERVED_BYTES as u64;
+                is_in_the_way.then(|| (format!("{name} is {}", readable(limit_bytes)), remedy))
+            });
+            let (set, remedies): (Vec<_>, Vec<_>) = set.unzip();
+            if set.is_empty() {
+                return probed(FEATURE, Err(shortfall), "", LOSS, MORE_ADDRESSES);
+            }
+            Finding::new(FEATURE, State::Refused, format!("{}; {LOSS}", set.join(", "))).remedy(remedies.join("; "))
+        }
     }
 }
