@@ -273,3 +273,30 @@ fn a_limit_on_addresses_is_named() {
         assert!(line.starts_with("refused") && is_named || line.starts_with("degraded"), "{line}");
     }
 }
+
+#[test]
+fn a_limit_on_open_files_below_what_a_domain_takes_is_no_machine_to_run_on() {
+    if !can_run(&examine()) {
+        return skip::skip("uffd", "here all is refused, or absent");
+    }
+    let under = |files: u32, verb: &str| {
+        let line = format!("ulimit -n {files} && exec \"$0\" {verb}");
+        let mut run = Command::new("sh");
+        run.args(["-c", &line, env!("CARGO_BIN_EXE_selfpage")]);
+        // With the standard streams alone, whatever whoever runs this has left open.
+        let alone = || {
+            // SAFETY: test: no descriptor is closed before the exec.
+            let marked = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+            if marked == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: test: a system call.
+        let output = unsafe { run.pre_exec(alone) }.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (status, text) = under(10, "doctor");
+    let line = line_of(&text, "RLIMIT_NOFILE");
+    assert!(status == Some(1) && line.starts_with("refused") && line.contains("ulimit -n"), "{status:?} {line}");
+    // From where the doctor says that it goes on, it does.
+    let least = (10..64).find(|files| under(*files, "doctor").0 == Some(0)).unwrap();
+    assert_eq!(under(least, "tour --quick").0, Some(0), "with {least} open files");
+}

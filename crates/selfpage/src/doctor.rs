@@ -86,12 +86,15 @@ pub fn examine() -> Vec<Finding> {
     findings
 }
 
-/// Whether selfpage can run at all: some userfaultfd, pages that move, threads with descriptor tables of their own, and /proc.
+/// Whether selfpage can run at all: some userfaultfd, pages that move, threads with descriptor tables of their own, /proc, and as many open
+/// files as a domain takes.
 pub fn can_run(findings: &[Finding]) -> bool {
     let states = |feature: &'static str| {
         findings.iter().filter(move |finding| finding.feature == feature).map(|finding| finding.state)
     };
-    states(userfaultfd::UFFD).any(|state| matches!(state, State::Present | State::Degraded))
+    let is_had = |feature: &'static str| states(feature).any(|state| matches!(state, State::Present | State::Degraded));
+    is_had(userfaultfd::UFFD)
+        && is_had(limits::FILES)
         && [userfaultfd::MOVE, descriptors::UNSHARE, limits::PROC]
             .iter()
             .all(|feature| states(feature).any(|state| state == State::Present))
@@ -193,7 +196,8 @@ mod tests {
             return skip("uffd", &moves.why);
         }
         assert!(can_run(&findings));
-        for needed in [userfaultfd::UFFD, userfaultfd::MOVE, descriptors::UNSHARE, limits::PROC] {
+        let all = [userfaultfd::UFFD, userfaultfd::MOVE, descriptors::UNSHARE, limits::PROC, limits::FILES];
+        for needed in all {
             let without: Vec<_> = findings.iter().filter(|finding| finding.feature != needed).cloned().collect();
             assert!(!can_run(&without), "without {needed}");
         }

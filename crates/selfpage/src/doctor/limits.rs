@@ -37,6 +37,11 @@ pub(crate) fn unfilter(call: &str) -> String {
 /// What helps where a limit cannot be asked for.
 pub(crate) const TELL: &str = "let the filter of system calls allow prlimit64, which tells the process's limits";
 
+/// The line of descriptors.
+pub(super) const FILES: &str = "RLIMIT_NOFILE";
+/// Fewer open files, and there is no region over a store or a file, even in a program that has none open but the standard streams: the seven
+/// of a domain, and what its pager threads begin with. It was measured.
+const FILES_LEAST: u64 = 16;
 /// Fewer open files, and a domain with a store or two has no descriptors left.
 const FILES_MIN: u64 = 64;
 
@@ -163,16 +168,23 @@ pub(super) fn untold(feature: &'static str) -> Finding {
 }
 
 fn files(limit: Result<Option<u64>, Errno>) -> Finding {
-    const FEATURE: &str = "RLIMIT_NOFILE";
-    let Ok(limit) = limit else { return untold(FEATURE) };
+    let Ok(limit) = limit else { return untold(FILES) };
     match limit {
         Some(limit) if limit < FILES_MIN => {
-            let why = format!("{limit} open files: a domain takes seven, and a store or region over a file more");
-            Finding::new(FEATURE, State::Degraded, why).remedy(format!("ulimit -n {FILES_MIN}, or more"))
+            let (state, why) = if limit < FILES_LEAST {
+                (
+                    State::Refused,
+                    format!("a domain with a store or a file wants {FILES_LEAST} at least; selfpage cannot run"),
+                )
+            } else {
+                (State::Degraded, format!("a domain with one store or file wants {FILES_LEAST}, and each other more"))
+            };
+            Finding::new(FILES, state, format!("{limit} open files: {why}"))
+                .remedy(format!("ulimit -n {FILES_MIN}, or more"))
         }
         limit => {
             let most = limit.map_or_else(|| "any number of".to_owned(), |limit| limit.to_string());
-            Finding::new(FEATURE, State::Present, format!("{most} open files"))
+            Finding::new(FILES, State::Present, format!("{most} open files"))
         }
     }
 }
@@ -183,10 +195,16 @@ mod tests {
 
     #[test]
     fn few_open_files_are_told_with_a_remedy() {
-        for (limit, state) in [(Some(6), State::Degraded), (Some(FILES_MIN), State::Present), (None, State::Present)] {
+        for (limit, state) in [
+            (Some(FILES_LEAST - 1), State::Refused),
+            (Some(FILES_LEAST), State::Degraded),
+            (Some(FILES_MIN - 1), State::Degraded),
+            (Some(FILES_MIN), State::Present),
+            (None, State::Present),
+        ] {
             let finding = files(Ok(limit));
             assert_eq!(finding.state, state, "{finding:?}");
-            assert_eq!(finding.remedy.is_some_and(|remedy| remedy.contains("ulimit -n")), state == State::Degraded);
+            assert_eq!(finding.remedy.is_some_and(|remedy| remedy.contains("ulimit -n")), state != State::Present);
         }
     }
 
