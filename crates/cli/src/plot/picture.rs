@@ -148,7 +148,7 @@ impl<'a> Panel<'a> {
             before = Some((record, x));
             // A system that ran out of colours is hollow as well, and not dashed.
             let dashes = if record.flaw.is_some() { " stroke-dasharray=\"2 1\"" } else { "" };
-            let flaw = record.flaw.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+            let flaw = record.flaw.as_ref().map(|why| format!("; {}", escaped(why))).unwrap_or_default();
             let _ = writeln!(
                 svg,
                 "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"{}\"/>\n\
@@ -205,6 +205,8 @@ mod tests {
         let flawed = Record { flaw: Some("unconstrained".into()), ..records[0].clone() };
         let flawed = draw(&[flawed], "flawed").unwrap();
         assert!(flawed.contains("(5 to 20); unconstrained</title>") && flawed.contains("hollow: "), "{flawed}");
+        let strange = Record { flaw: Some("a < b & c".into()), ..records[0].clone() };
+        assert!(draw(&[strange], "strange").unwrap().contains("(5 to 20); a &lt; b &amp; c</title>"));
         assert!(flawed.contains("fill=\"white\" stroke=\"#0072b2\" stroke-dasharray") && !svg.contains("hollow: "));
     }
 
