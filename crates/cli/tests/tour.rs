@@ -339,3 +339,15 @@ fn every_verb_helps_with_what_it_is_and_examples() {
         assert_eq!(selfpage(arguments).status.code(), Some(status), "{arguments:?}");
     }
 }
+
+#[test]
+fn a_name_tells_a_terminal_nothing() {
+    let place = Place::new("name");
+    let file = place.0.join("red\x1b[31m");
+    std::fs::write(&file, vec![1; 5 << 20]).unwrap();
+    let output = tour(&["--quick", file.to_str().unwrap()]);
+    if ran(&output) {
+        let shown = text(&output.stdout);
+        assert!(shown.contains("red?[31m, read from front to back") && !shown.contains('\x1b'), "{shown:?}");
+    }
+}

@@ -48,9 +48,10 @@ pub fn of_users_file(screen: &mut Screen, path: &Path, sizes: &Sizes) -> Result<
     let file_bytes = checked_len(path).map_err(|why| Stop::BadFile(format!("{}: {why}", path.display())))?;
     let len_bytes = file_bytes.min(sizes.file_bytes_max as u64) as usize;
     let frames_bytes = len_bytes / 4 * 3 / PAGE_BYTES * PAGE_BYTES;
+    let name = output::printable(&path.display().to_string());
     let part = match len_bytes as u64 {
-        len if len == file_bytes => format!("{} of {}", mib(len), path.display()),
-        len => format!("The first {} of the {} of {}", mib(len), mib(file_bytes), path.display()),
+        len if len == file_bytes => format!("{} of {name}", mib(len)),
+        len => format!("The first {} of the {} of {name}", mib(len), mib(file_bytes)),
     };
     screen.say(&format!(
         "{part}, read from front to back again and again in {} of frames. The file is only read.",
