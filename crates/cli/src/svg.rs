@@ -1,9 +1,12 @@
 //! What pictures are made of.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use rustix::process::geteuid;
 
 use crate::{identity, output};
 
@@ -67,13 +70,35 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     }
     // Of a link, what it names.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    // A name is replaced by whoever may write to its directory. Who may not write to the file is refused, as a shell's `>` would be.
+    if there.is_some() {
+        File::options().write(true).open(&path)?;
+    }
     let new = path.with_file_name(format!(".selfpage-{}", std::process::id()));
-    let mut file = File::create_new(&new)?;
+    let mut file = File::create_new(&new).or_else(|why| if is_left(&new) { again(&new) } else { Err(why) })?;
+    // Others see by it that this one is written: where files cannot be locked, none does.
+    let _ = file.try_lock();
     let written = file.write_all(text.as_bytes());
     let written = written.and_then(|()| there.map_or(Ok(()), |about| file.set_permissions(about.permissions())));
+    // The new name may be on the disk before the contents are, and the machine stop between the two.
+    let written = written.and_then(|()| file.sync_all());
     let replaced = written.and_then(|()| fs::rename(&new, &path));
     if replaced.is_err() {
         let _ = fs::remove_file(&new);
     }
     replaced
+}
+
+/// Whether a file is of this user's, and nobody writes it: one that was killed has left it, and had the number that this process has now, as
+/// happens in containers.
+fn is_left(new: &Path) -> bool {
+    let is_ours = |about: fs::Metadata| about.is_file() && about.uid() == geteuid().as_raw();
+    fs::symlink_metadata(new).is_ok_and(is_ours)
+        && File::open(new).is_ok_and(|file| !matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
+/// Makes a file anew.
+fn again(new: &Path) -> io::Result<File> {
+    fs::remove_file(new)?;
+    File::create_new(new)
 }

@@ -1,9 +1,12 @@
 //! Standard output and standard error that take no more: a disk that is full, and a reader that has gone away.
 
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/filter.rs"]
+mod filter;
 #[path = "../../../tests/mounts.rs"]
 mod mounts;
 #[path = "../../../tests/programs.rs"]
@@ -268,4 +271,48 @@ fn a_run_whose_machine_cannot_be_described_leaves_nothing() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && errors.contains("machine.txt: No space left"), "{errors}");
     assert_eq!(text(&output.stdout), "", "{errors}");
+}
+
+#[test]
+fn a_picture_that_the_user_may_not_write_stays() {
+    let place = place("read-only");
+    let tool = place.copy_of_tool("selfpage");
+    std::fs::write(place.path("picture"), "old").unwrap();
+    std::fs::set_permissions(place.path("picture"), std::fs::Permissions::from_mode(0o444)).unwrap();
+    let mut run = Command::new(&tool);
+    run.args(["heatmap", "trace", "-o", "picture"]).current_dir(&place.0);
+    if rustix::process::geteuid().is_root() {
+        run.uid(65534).gid(65534);
+    }
+    let output = run.output().unwrap();
+    let errors = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && errors.contains("picture: Permission denied"), "{errors}");
+    assert_eq!(std::fs::read_to_string(place.path("picture")).unwrap(), "old");
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 3, "something was left");
+}
+
+#[test]
+fn a_picture_is_written_past_what_a_killed_one_with_its_number_left() {
+    let place = place("stale");
+    let line = r#"cd "$1" && echo part > .selfpage-$$ && exec "$0" heatmap trace -o picture"#;
+    let mut run = Command::new("sh");
+    let output = run.args(["-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(std::fs::read_to_string(place.path("picture")).unwrap().ends_with("</svg>\n"));
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 2, "something was left");
+}
+
+/// A name may be on the disk before the contents are.
+#[test]
+fn a_picture_that_is_not_on_the_disk_replaces_nothing() {
+    let place = place("lost");
+    std::fs::write(place.path("picture"), "old").unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    run.args(["heatmap", "trace", "-o", "picture"]).current_dir(&place.0);
+    // SAFETY: test: two system calls.
+    let output = unsafe { run.pre_exec(|| filter::Call::any(libc::SYS_fsync).fails(libc::EIO)) }.output().unwrap();
+    let errors = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && errors.contains("picture: Input/output error"), "{errors}");
+    assert_eq!(std::fs::read_to_string(place.path("picture")).unwrap(), "old");
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 2, "something was left");
 }

@@ -79,6 +79,15 @@ impl Place {
         Path::new(&device).exists().then_some(()).ok_or(why)
     }
 
+    /// Puts a copy of the tool there, for another user or under another name. Another process copies: a child that another thread of this one
+    /// forks meanwhile would have the copy open for writing, and then nobody can execute it.
+    pub fn copy_of_tool(&self, name: impl AsRef<Path>) -> PathBuf {
+        let path = self.0.join(name);
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_selfpage")).arg(&path).status().unwrap();
+        assert!(copied.success());
+        path
+    }
+
     /// Puts a shell's script there as a program.
     pub fn program(&self, name: &str, script: &str) {
         let path = self.0.join(name);
