@@ -77,7 +77,7 @@ static BENCHES: &[&dyn Bench] = &[
 const EXAMPLES: &str = "\
 Examples:
   selfpage bench list                                     what there is
-  selfpage bench faults --quick                           a first look, in a second
+  selfpage bench faults --quick                           a first look, in some seconds
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
   selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
   selfpage bench appel-li                                 protecting pages and trapping: ours, mprotect, libsigsegv
