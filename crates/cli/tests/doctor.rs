@@ -300,3 +300,21 @@ fn a_limit_on_open_files_below_what_a_domain_takes_is_no_machine_to_run_on() {
     let least = (10..64).find(|files| under(*files, "doctor").0 == Some(0)).unwrap();
     assert_eq!(under(least, "tour --quick").0, Some(0), "with {least} open files");
 }
+
+#[test]
+fn a_program_with_more_rights_than_its_caller_heeds_no_wish_for_pressure() {
+    let place = tool::Place::new("rights");
+    if rustix::fs::statvfs(&place.0).unwrap().f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID) {
+        return skip::skip("suid", "no program in /var/tmp gets its owner's rights: mount it without nosuid");
+    }
+    let tool = place.copy_of_tool("selfpage");
+    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    let mut run = Command::new(&tool);
+    run.arg("doctor").current_dir("/").env("MEMORY_PRESSURE_WATCH", "/dev/null").uid(64123).gid(64123);
+    let Ok(output) = run.output() else {
+        return skip::skip("root", "nobody can be another user here");
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = line_of(&text, "memory pressure (PSI)");
+    assert!(!line.contains("switched off"), "{line}");
+}

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fstatfs;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -18,6 +19,8 @@ use super::cgroup;
 
 /// Tasks waited for memory for 150 ms in 2 s: what the kernel lets everybody ask for.
 const TRIGGER: &[u8] = b"some 150000 2000000\0";
+/// File systems of which all files are the kernel's own: /proc, and control groups of both versions.
+const OF_KERNEL: [libc::c_long; 3] = [libc::PROC_SUPER_MAGIC, libc::CGROUP_SUPER_MAGIC, libc::CGROUP2_SUPER_MAGIC];
 /// A second report within this time is severe.
 const SEVERE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -31,7 +34,12 @@ pub(crate) struct Wishes {
 }
 
 impl Wishes {
+    /// Of a program that has more rights than whoever executed it, none: it would open and write with its rights what the other names.
     pub(crate) fn of_environment() -> Wishes {
+        // SAFETY: c-library: the call reads what the kernel gave the process.
+        if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+            return Wishes { path: None, write: None };
+        }
         Wishes {
             path: std::env::var_os("MEMORY_PRESSURE_WATCH"),
             write: std::env::var("MEMORY_PRESSURE_WRITE").ok().and_then(|text| base64(&text)),
@@ -57,16 +65,25 @@ pub(crate) enum Watch {
 impl Watch {
     /// What is wished for, else the pressure of the process's cgroup, else the machine's.
     pub(crate) fn of(wishes: &Wishes) -> Watch {
+        Watch::found(wishes, Watch::open)
+    }
+
+    /// The same, and nobody is told what to watch for: whether anything would report.
+    pub(crate) fn silently(wishes: &Wishes) -> Watch {
+        Watch::found(wishes, |path, _| Watch::open(path, None))
+    }
+
+    fn found(wishes: &Wishes, open: impl Fn(&Path, Option<&[u8]>) -> Option<Watch>) -> Watch {
         if wishes.path.as_ref().is_some_and(|path| path == "/dev/null") {
             return Watch::Silenced;
         }
-        let named = wishes.path.as_ref().and_then(|path| Watch::open(Path::new(path), wishes.write.as_deref()));
-        let own = || cgroup::find_pressure(|file| Watch::open(file, Some(TRIGGER)));
-        let machine = || Watch::open(Path::new("/proc/pressure/memory"), Some(TRIGGER));
+        let named = wishes.path.as_ref().and_then(|path| open(Path::new(path), wishes.write.as_deref()));
+        let own = || cgroup::find_pressure(|file| open(file, Some(TRIGGER)));
+        let machine = || open(Path::new("/proc/pressure/memory"), Some(TRIGGER));
         named.or_else(own).or_else(machine).unwrap_or(Watch::Off)
     }
 
-    /// The kernel's file, or a FIFO or a socket that has something to read for each report.
+    /// The kernel's file, or a FIFO or a socket that has something to read for each report. Nothing is written into any other.
     fn open(path: &Path, write: Option<&[u8]>) -> Option<Watch> {
         let kind = fs::metadata(path).ok()?.file_type();
         if kind.is_socket() {
@@ -78,7 +95,16 @@ impl Watch {
             socket.write_all(write.unwrap_or_default()).ok()?;
             return Some(Watch::On(socket.into(), PollFlags::IN));
         }
+        // To open a device may do something by itself.
+        if !kind.is_file() && !kind.is_fifo() {
+            return None;
+        }
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        // Of what was opened, whatever the name is by now.
+        let kind = file.metadata().ok()?.file_type();
+        if !kind.is_fifo() && !fstatfs(&file).is_ok_and(|about| OF_KERNEL.contains(&about.f_type)) {
+            return None;
+        }
         file.write_all(write.unwrap_or_default()).ok()?;
         Some(Watch::On(file.into(), if kind.is_fifo() { PollFlags::IN } else { PollFlags::PRI }))
     }
@@ -185,6 +211,28 @@ mod tests {
         let trigger = base64("c29tZSAxNTAwMDAgMjAwMDAwMAA=");
         assert_eq!(trigger.as_deref(), Some(TRIGGER));
         assert_eq!(base64("*"), None);
+    }
+
+    #[test]
+    fn who_only_looks_tells_nobody_what_to_watch_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pressure");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let wishes = Wishes { path: Some(path.into()), write: Some(b"x".to_vec()) };
+        let mut watch = Watch::silently(&wishes);
+        assert!(watch.reports() && !watch.wait(Duration::from_millis(1)));
+        // The end that is told is the one that listens.
+        assert!(Watch::of(&wishes).wait(Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn nothing_is_written_into_a_file_of_anybodys() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
+        fs::write(&path, "precious").unwrap();
+        assert!(Watch::open(&path, Some(b"x")).is_none());
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        assert!(Watch::open(Path::new("/dev/zero"), Some(b"x")).is_none());
     }
 
     #[test]

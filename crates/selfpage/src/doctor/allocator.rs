@@ -35,7 +35,7 @@ pub(super) fn examine() -> Vec<Finding> {
         huge,
         medium,
         overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
-        pressure(&Watch::of(&Wishes::of_environment())),
+        pressure(&Watch::silently(&Wishes::of_environment())),
         page_reporting(is_reporting(Path::new(VIRTIO_DEVICES)), Path::new(PAGE_REPORTING)),
     ]
 }
