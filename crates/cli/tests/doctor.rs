@@ -12,6 +12,8 @@ use serde_json::Value;
 
 #[path = "../../../tests/filter.rs"]
 mod filter;
+#[path = "../../../tests/mounts.rs"]
+mod mounts;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 mod tool;
@@ -317,4 +319,35 @@ fn a_program_with_more_rights_than_its_caller_heeds_no_wish_for_pressure() {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = line_of(&text, "memory pressure (PSI)");
     assert!(!line.contains("switched off"), "{line}");
+}
+
+/// Names of files, and what the kernel calls a process, are bytes.
+#[test]
+fn names_that_are_no_text_hide_nothing_from_the_doctor() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = tool::Place::new("bytes");
+    let there = place.0.join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    std::fs::create_dir(&there).unwrap();
+    let tool = place.copy_of_tool(there.join(std::ffi::OsStr::from_bytes(b"self\xe9")));
+    let output = Command::new(&tool).arg("doctor").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(!line_of(&text, "vm.max_map_count").contains(" 0 in use"), "{text}");
+    assert!(!line_of(&text, "seccomp").contains("unknown"), "{text}");
+}
+
+#[test]
+fn swap_areas_that_cannot_be_read_may_be_there() {
+    let place = tool::Place::new("swaps");
+    let areas = b"Filename\tType\tSize\tUsed\tPriority\n/caf\xe9 file 1048572 0 -2\n";
+    std::fs::write(place.0.join("swaps"), areas).unwrap();
+    for line in [r#"mount --bind "$1/swaps" /proc/swaps"#, r#"mount -t tmpfs none "$1" && mount --bind "$1" /proc"#] {
+        let line = format!(r#"{line} && exec "$0" doctor"#);
+        let output = mounts::with_mounts(&line, [Path::new(env!("CARGO_BIN_EXE_selfpage")), &place.0]);
+        let output = match output {
+            Ok(output) => output,
+            Err(why) => return skip::skip("mount", &why),
+        };
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(!line_of(&text, "swap ").contains("frames stay in memory"), "{line}: {text}");
+    }
 }

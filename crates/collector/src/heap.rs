@@ -148,7 +148,9 @@ fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
 /// releases take them from free parts, and give them back when a part is used again.
 fn mappings(bounds: &Range<usize>) -> Vec<Range<usize>> {
     // That of `/proc/self` is empty where the first thread has ended.
-    let maps = std::fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
+    let maps = std::fs::read("/proc/thread-self/maps").unwrap_or_default();
+    // What other files are called need be no text.
+    let maps = String::from_utf8_lossy(&maps);
     let parsed = maps.lines().filter_map(anonymous);
     let clipped = parsed.map(|range| range.start.max(bounds.start)..range.end.min(bounds.end));
     let whole = clipped.map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES));
@@ -311,6 +313,26 @@ mod tests {
     fn mappings_are_found_where_the_first_thread_has_ended() {
         let ended = without_first_thread(|| !mappings(&(0..usize::MAX)).is_empty());
         assert_eq!(ended, 0, "how the child ended");
+    }
+
+    #[test]
+    fn mappings_are_found_beside_a_file_whose_name_is_no_text() {
+        use std::os::unix::ffi::OsStrExt;
+        let name = [b"selfpage-\xe9-", std::process::id().to_string().as_bytes()].concat();
+        let path = std::env::temp_dir().join(std::ffi::OsStr::from_bytes(&name));
+        std::fs::write(&path, [0; PAGE_BYTES]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        // SAFETY: a new mapping.
+        let mapped = unsafe {
+            let file = std::os::fd::AsRawFd::as_raw_fd(&file);
+            libc::mmap(std::ptr::null_mut(), PAGE_BYTES, libc::PROT_READ, libc::MAP_PRIVATE, file, 0)
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        let found = mappings(&(0..usize::MAX));
+        // SAFETY: the test's own mapping.
+        unsafe { libc::munmap(mapped, PAGE_BYTES) };
+        std::fs::remove_file(path).unwrap();
+        assert!(!found.is_empty());
     }
 
     #[test]

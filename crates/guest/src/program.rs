@@ -29,9 +29,10 @@ impl Piece {
 /// The pieces of the program, ascending.
 pub fn pieces() -> Result<Vec<Piece>> {
     // That of `/proc/self` is empty where the first thread has ended.
-    let maps = fs::read_to_string("/proc/thread-self/maps");
+    let maps = fs::read("/proc/thread-self/maps");
     let maps = maps.map_err(|error| Error::system("read /proc/thread-self/maps", error))?;
-    Ok(parse(&maps))
+    // What a file is called need be no text.
+    Ok(parse(&String::from_utf8_lossy(&maps)))
 }
 
 fn parse(maps: &str) -> Vec<Piece> {
@@ -58,6 +59,28 @@ fn parse(maps: &str) -> Vec<Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_whose_name_is_no_text_hides_no_other() {
+        use std::os::unix::ffi::OsStrExt;
+        let name = [b"selfpage-\xe9-", std::process::id().to_string().as_bytes()].concat();
+        let path = std::env::temp_dir().join(std::ffi::OsStr::from_bytes(&name));
+        fs::write(&path, [0; 4096]).unwrap();
+        let file = fs::File::open(&path).unwrap();
+        // SAFETY: a new mapping.
+        let mapped = unsafe {
+            let file = std::os::fd::AsRawFd::as_raw_fd(&file);
+            libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_PRIVATE, file, 0)
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        let found = pieces();
+        // SAFETY: the test's own mapping.
+        unsafe { libc::munmap(mapped, 4096) };
+        fs::remove_file(path).unwrap();
+        let (here, found) = (pieces as *const () as usize, found.unwrap());
+        let has = |at: usize| found.iter().any(|piece| (piece.begin..piece.end).contains(&at));
+        assert!(has(here) && has(mapped.addr()));
+    }
 
     #[test]
     fn files_and_what_follows_them_are_the_program() {

@@ -1,13 +1,17 @@
 //! Whether frames stay in memory: locked, or with nowhere to be swapped to.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::linux::probe;
 
 use crate::alloc;
+use crate::doctor::limits::MOUNT;
 use crate::doctor::setting;
+
+const SWAPS: &str = "/proc/swaps";
 
 /// Whether the kernel may swap the frames out behind the domain's back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +63,15 @@ pub(crate) enum Swapping {
 
 impl Swapping {
     pub(crate) fn of_this_process() -> Swapping {
-        let areas = fs::read_to_string("/proc/swaps").map_or(0, |swaps| swaps.lines().skip(1).count());
+        let areas = match fs::read(SWAPS) {
+            // Below the line that names the columns. Of a file the name may be no text.
+            Ok(swaps) => swaps.split(|byte| *byte == b'\n').skip(1).filter(|line| !line.is_empty()).count(),
+            // A kernel that knows of no swap lacks this file alone.
+            Err(why) if why.kind() == ErrorKind::NotFound && Path::new("/proc/meminfo").exists() => 0,
+            Err(why) => {
+                return Swapping::May { why: format!("{SWAPS} cannot be read ({why})"), remedy: MOUNT.to_owned() };
+            }
+        };
         if areas == 0 {
             return Swapping::Never("no swap area is in use".to_owned());
         }
@@ -96,11 +108,16 @@ impl Swapping {
     }
 }
 
+/// A file of the kernel's. Names in it may be no text.
+fn text(path: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
+}
+
 /// The directory of this process's cgroup for `controller` (empty: the unified tree, mounted as `kind`).
 fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/thread-self/cgroup").ok()?;
+    let groups = text("/proc/thread-self/cgroup")?;
     let path = alloc::cgroup::way(&groups, |controllers| controllers.split(',').any(|one| one == controller))?;
-    let mounts = fs::read_to_string("/proc/thread-self/mounts").ok()?;
+    let mounts = text("/proc/thread-self/mounts")?;
     let root = mounts.lines().find_map(|line| {
         let fields: Vec<_> = line.split(' ').collect();
         let [_, place, mounted, options, ..] = fields[..] else {
