@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
+use std::sync::{Mutex, PoisonError};
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
@@ -62,6 +63,8 @@ pub struct File {
     /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
     /// sync after that says anything of them.
     lost: AtomicI32,
+    /// Who asks for that, of a page that does not read as it was saved. Never a thread in a trap, nor a forked child.
+    asking: Mutex<()>,
 }
 
 impl File {
@@ -80,6 +83,7 @@ impl File {
             apart: Apart::new(apart),
             way_opened: false.into(),
             lost: 0.into(),
+            asking: Mutex::new(()),
         }
     }
 
@@ -157,7 +161,11 @@ impl File {
         }
         if self.access == FileAccess::ReadWrite {
             for (page, start) in pages.iter().zip((0..).step_by(PAGE_BYTES)) {
-                self.noted.note(page.index, page.bytes.get());
+                let hash = self.noted.hash_of(page.bytes.get());
+                if self.noted.has_others(page.index, hash) {
+                    self.check_taken(context, page.index)?;
+                }
+                self.noted.note_hash(page.index, hash);
                 self.set_tail_len(page.index, PAGE.saturating_sub(there - start));
             }
         }
@@ -206,6 +214,31 @@ impl File {
                 Err(errno) => return Err(PagerError::Io(errno.raw_os_error())),
             }
         }
+    }
+
+    /// Whether what was saved to a page that reads otherwise now was somebody else's to change: a page that the page cache had, and the disk
+    /// did not take, is dropped as if it had, and the file then has what it had before. Only the kernel tells the two apart, and of no single
+    /// page. (While a flush is being told that, this may hear nothing: whoever flushes learns of it.)
+    fn check_taken(&self, context: Context, index: u64) -> std::result::Result<(), PagerError> {
+        if context == Context::Trap {
+            // It may wait, and the descriptor may be another file's.
+            return Err(PagerError::WrongContext);
+        }
+        if self.apart.has_begun() {
+            // The kernel tells each error once: that is for its parent.
+            return Ok(());
+        }
+        // And tells it to one thread: the next one is to find it noted.
+        let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let errno = match self.lost.load(Ordering::Relaxed) {
+            0 => page_cache::write_error(self.buffered.borrow(), (self.first + index) * PAGE),
+            errno => errno,
+        };
+        if says_lost(errno) {
+            self.lost.store(errno, Ordering::Relaxed);
+            return Err(PagerError::Corrupt);
+        }
+        Ok(())
     }
 
     /// Has a thread of its own ask for room that the file has already, at `page`, which is being saved.
@@ -395,8 +428,8 @@ impl Pager for File {
     }
 }
 
-/// Whether an `fdatasync` that failed so may be about pages that the disk did not take: the kernel hands on whatever the driver said of
-/// them, a medium error as `ENODATA`, a timeout as `ETIMEDOUT`.
+/// Whether the kernel may mean pages that the disk did not take where it says so: it hands on whatever the driver said of them, a medium error
+/// as `ENODATA`, a timeout as `ETIMEDOUT`.
 const fn says_lost(errno: i32) -> bool {
     !matches!(errno, 0 | libc::EBADF | libc::EINTR)
 }

@@ -41,6 +41,12 @@ impl Noted {
         self.hashes.get(index as usize).is_some_and(|hash| hash.load(Ordering::Relaxed) == self.hash_of(bytes))
     }
 
+    /// Whether other bytes were noted than those that this stands for. Of a page that nobody knows of, none were.
+    pub(super) fn has_others(&self, index: u64, hash: u64) -> bool {
+        let noted = self.noted_hash(index);
+        noted != NO_HASH && noted != hash
+    }
+
     /// What stands for these bytes, also where another pager of the domain has the page later.
     pub(super) fn hash_of(&self, bytes: &PageBytes) -> u64 {
         self.hash.of(bytes)

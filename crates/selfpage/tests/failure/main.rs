@@ -9,6 +9,7 @@ mod cloned;
 mod descriptors;
 #[path = "../disk/mod.rs"]
 mod disk;
+mod failing_disk;
 #[path = "../../../../tests/filter.rs"]
 mod filter;
 mod filtered;

@@ -11,7 +11,7 @@ use selfpage::pager::UserPager;
 use selfpage::{Domain, FileAccess, Kind, Region, Trap};
 use selfpage_core::addr::PageBytes;
 
-use crate::formatted::{Kind as FileSystem, done, mount};
+use crate::formatted::{Kind as FileSystem, mount};
 use crate::lent::Names;
 use crate::scenario::{PAGE, here, in_child, pages, until};
 use crate::tried;
@@ -474,34 +474,6 @@ fn saved_after_the_first_thread_has_ended() {
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
         assert_eq!(std::fs::read(&path).unwrap()[3 * PAGE + 99], 8);
-    })
-    .well();
-}
-
-#[test]
-fn what_a_disk_did_not_take_is_told_each_time() {
-    in_child(here!(), "", || {
-        let dir = tempfile::tempdir().unwrap();
-        // There is room for what the disk holds, and for nothing more.
-        let Some(disk) = mount(FileSystem::Ext4, dir.path(), 8 << 20) else { return };
-        let path = disk.join("data");
-        let file = File::create(&path).unwrap();
-        // Blocks of the file system that are in no memory yet.
-        // SAFETY: test: reserves room for a file.
-        assert_eq!(unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, (8 * PAGE + 100) as i64) }, 0);
-        file.sync_all().unwrap();
-        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let mut region = domain.region(0).file(&path, 0, FileAccess::ReadWrite).unwrap();
-        // Somebody else takes all the room there is.
-        let mut filler = File::create(dir.path().join("memory/filler")).unwrap();
-        while filler.write_all(&[1; 1 << 12]).is_ok() {}
-        region.as_mut_slice::<u8>()[8 * PAGE + 99] = 8;
-        let refused = region.flush(0, region.len_bytes()).map_err(|error| error.to_string());
-        let again = region.flush(0, region.len_bytes()).map_err(|error| error.to_string());
-        drop((region, domain, file));
-        assert!(done("umount", &[disk.as_os_str()]));
-        assert!(refused.is_err(), "the disk took it");
-        assert!(again.is_err(), "what was not written is said to be safe: first {refused:?}");
     })
     .well();
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::io::IoSliceMut;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use arrayvec::ArrayVec;
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstat, fstatfs, statx};
@@ -67,6 +67,27 @@ const fn says_nothing_of_the_file(errno: i32) -> bool {
 /// Whether it is no failure of the file's: this process may not map it, or not read so.
 pub const fn is_refusal(error: PagerError) -> bool {
     matches!(error, PagerError::Io(errno) if says_nothing_of_the_file(errno) || matches!(errno, libc::EPERM | libc::ENOSYS))
+}
+
+/// What the disk said of pages that the page cache had for it and it did not take, since this descriptor was last told; 0: nothing. Waits for
+/// the page at `offset` alone, and for no lock.
+///
+/// # Context
+/// PagerThread.
+pub fn write_error(file: impl AsFd, offset: u64) -> i32 {
+    let number = file.as_fd().as_raw_fd();
+    let asked = |flags| {
+        // SAFETY: syscall-contract: numbers alone.
+        match unsafe { libc::sync_file_range(number, offset as i64, PAGE_BYTES as i64, flags) } {
+            0 => 0,
+            _ => std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        }
+    };
+    match asked(libc::SYNC_FILE_RANGE_WAIT_BEFORE) {
+        // A filter answers with any number. The kernel itself refuses nobody who asks for nothing.
+        errno if errno == asked(0) => 0,
+        errno => errno,
+    }
 }
 
 /// Reads what the file has from `offset` on, which is a page's, into neighbouring pages, and says how many bytes that are.
