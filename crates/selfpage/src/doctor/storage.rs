@@ -9,6 +9,8 @@ use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::linux::probe::{Answer, Shortfall};
 
+use crate::store::page_cache;
+
 /// Where a store goes that has no path: unlike `/tmp`, a disk on every distribution.
 const DIRECTORY: &str = "/var/tmp";
 /// Less than this is soon full.
@@ -97,6 +99,15 @@ fn direct() -> Finding {
                 .remedy("raise `ulimit -f`, or selfpage run --store memory");
         }
         Ok(_) => {}
+    }
+    if let Ok(file) = open_nameless(OFlags::empty())
+        && page_cache::is_always_cached(&file)
+    {
+        let why = match page_cache::is_memory(&file) {
+            true => format!("{DIRECTORY} is memory; pages that are saved there stay in it, beside the frames"),
+            false => format!("files in {DIRECTORY} are cached whatever is asked for; a store there is cached twice"),
+        };
+        return Finding::new(FEATURE, State::Degraded, why).remedy("selfpage run --store PATH, with PATH on a disk");
     }
     match write_directly() {
         Ok(()) => Finding::new(FEATURE, State::Present, format!("stores in {DIRECTORY} go past the page cache")),

@@ -22,6 +22,7 @@ use super::bloks::{Bloks, MEMBERS};
 use super::engine::{BEYOND_LIMIT, IoChoice, forget_engines, read_in_trap};
 use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, is_locked, lock, unlock};
+use super::linux::page_cache::is_always_cached;
 use super::private::{MODE, make_private};
 use super::zeros::holds_nothing;
 use super::{BackingStore, Blok, MOST_PAGES, ReadBlok, StoreError, WriteBlok, blok_count};
@@ -225,7 +226,7 @@ impl FileStore {
         }
     }
 
-    /// Whether reads and writes go past the kernel's page cache (`O_DIRECT`).
+    /// Whether reads and writes go past the kernel's page cache (`O_DIRECT`). In a file system of memory none do.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
@@ -504,7 +505,8 @@ fn write_mark(file: &OwnedFd) -> io::Result<bool> {
     let mut page = Box::new(Page([0; PAGE_BYTES]));
     page.0[..MARK.len()].copy_from_slice(MARK);
     let flags = fcntl_getfl(file)? - OFlags::NONBLOCK;
-    for direct in [true, false] {
+    let ways: &[bool] = if is_always_cached(file) { &[false] } else { &[true, false] };
+    for &direct in ways {
         let flags = if direct { flags | OFlags::DIRECT } else { flags };
         match fcntl_setfl(file, flags).and_then(|()| pwrite(file, &page.0, 0)) {
             Err(Errno::INVAL) if direct => {}

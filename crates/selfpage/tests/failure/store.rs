@@ -1,6 +1,7 @@
 //! Stores that are full, fail, or give back other bytes than they were given.
 
 use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
+use selfpage::doctor::State;
 use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region, Trap};
@@ -441,11 +443,24 @@ fn a_page_that_is_in_core_again_while_it_is_saved_goes() {
 #[repr(align(4096))]
 struct Aligned([u8; PAGE]);
 
-/// Whether the file system there takes a write past the kernel's page cache.
+/// Whether a page that is written past the kernel's page cache there is not in it then: a file system of memory takes such a write too.
 fn takes_direct(dir: &Path) -> bool {
     let path = dir.join("tried");
-    let opened = OpenOptions::new().write(true).create(true).custom_flags(libc::O_DIRECT).open(&path);
-    opened.is_ok_and(|file| file.write_all_at(&Aligned([7; PAGE]).0, 0).is_ok())
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT).open(&path);
+    opened.is_ok_and(|file| file.write_all_at(&Aligned([7; PAGE]).0, 0).is_ok() && !is_cached(&file))
+}
+
+/// Whether the first page of a file is in the page cache.
+fn is_cached(file: &std::fs::File) -> bool {
+    let mut cached = 0;
+    // SAFETY: test: a mapping of its own, which is looked at by its address alone.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert!(at != libc::MAP_FAILED && libc::mincore(at, PAGE, &mut cached) == 0);
+        libc::munmap(at, PAGE);
+    }
+    cached & 1 == 1
 }
 
 /// Whether a store there goes past the cache: what it says, and what its descriptor is.
@@ -462,15 +477,37 @@ fn direct_is_what_the_file_system_takes() {
     in_child(here!(), "", || {
         let on_disk = tempfile::tempdir_in("/var/tmp").unwrap();
         assert_eq!(goes_past_the_cache(on_disk.path()), takes_direct(on_disk.path()));
-        // A file system that has nothing but the cache.
+        // File systems that have nothing but the cache. The first says that it could do without.
         let dir = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-t", "ramfs", "ramfs"]).arg(dir.path());
-        if disk::mount(dir.path(), 1 << 20).is_err() || !mount.status().is_ok_and(|ended| ended.success()) {
+        let of_memory = || {
+            assert!(!takes_direct(dir.path()));
+            assert!(!goes_past_the_cache(dir.path()));
+        };
+        if disk::mount(dir.path(), 1 << 20).is_err() {
+            return skip("mount", "no file system of memory can be mounted: run as root");
+        }
+        of_memory();
+        if !mount.status().is_ok_and(|ended| ended.success()) {
             return skip("mount", "no file system that refuses O_DIRECT can be mounted: run as root");
         }
-        assert!(!takes_direct(dir.path()));
-        assert!(!goes_past_the_cache(dir.path()));
+        of_memory();
+    })
+    .well();
+}
+
+/// Pages that are saved there take the memory that they were to make room in.
+#[test]
+fn the_doctor_tells_where_stores_are_memory() {
+    in_child(here!(), "", || {
+        if disk::mount(Path::new("/var/tmp"), 8 << 20).is_err() {
+            return skip("mount", "no file system of memory can be mounted: run as root");
+        }
+        let findings = selfpage::doctor::examine();
+        let direct = findings.iter().find(|finding| finding.feature == "O_DIRECT").unwrap();
+        assert!(direct.state == State::Degraded && direct.why.contains("/var/tmp is memory"), "{direct:?}");
+        assert!(direct.remedy.as_ref().is_some_and(|remedy| remedy.contains("--store PATH")), "{direct:?}");
     })
     .well();
 }

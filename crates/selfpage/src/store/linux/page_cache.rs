@@ -69,6 +69,21 @@ pub const fn is_refusal(error: PagerError) -> bool {
     matches!(error, PagerError::Io(errno) if says_nothing_of_the_file(errno) || matches!(errno, libc::EPERM | libc::ENOSYS))
 }
 
+/// Whether the file's file system is memory: all of it is the page cache.
+pub fn is_memory(file: impl AsFd) -> bool {
+    fstatfs(&file).is_ok_and(|about| about.f_type == libc::TMPFS_MAGIC)
+}
+
+/// Whether the page cache has what is written to this file, also where it is opened to go past that (`O_DIRECT`): a tmpfs takes the flag all
+/// the same, as ext4 does for a file whose data it journals, or that is encrypted.
+pub fn is_always_cached(file: impl AsFd) -> bool {
+    let none = || {
+        let about = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+        about.is_ok_and(|about| about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && about.stx_dio_offset_align == 0)
+    };
+    is_memory(&file) || none()
+}
+
 /// What the disk said of pages that the page cache had for it and it did not take, since this descriptor was last told; 0: nothing. Waits for
 /// the page at `offset` alone, and for no lock.
 ///
