@@ -90,7 +90,9 @@ impl Error {
         let object = object.into();
         let kind = match source.raw_os_error() {
             Some(libc::EACCES) if opens_file(operation, &object) => Kind::Denied,
-            Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => Kind::OutOfSpace,
+            Some(
+                libc::ENOMEM | libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EMFILE | libc::ENFILE | libc::EAGAIN,
+            ) => Kind::OutOfSpace,
             Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EOPNOTSUPP) => Kind::Unsupported,
             Some(libc::EINVAL) => Kind::Invalid,
             None if source.kind() == io::ErrorKind::InvalidInput => Kind::Invalid,
@@ -185,6 +187,17 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
         libc::EACCES if opens_file(operation, object) => {
             Some("give this user the right to the file and to all directories above it, or name another file")
         }
+        libc::EROFS => Some("nothing can be written there: name another place"),
+        errno => room(errno),
+    }
+}
+
+/// What helps where there is no room for what is written to a file.
+fn room(errno: i32) -> Option<&'static str> {
+    match errno {
+        libc::ENOSPC => Some("free space on the disk that it is saved to"),
+        libc::EDQUOT => Some("free space that this user has on the disk that it is saved to, or raise the quota"),
+        libc::EFBIG => Some("raise `ulimit -f`"),
         _ => None,
     }
 }
@@ -218,10 +231,9 @@ pub(crate) fn describe(error: PagerError) -> String {
     match error {
         PagerError::Io(errno) => {
             let cause = io::Error::from_raw_os_error(errno);
-            match errno {
-                libc::ENOSPC | libc::EDQUOT => format!("{cause}; free space on the disk that it is saved to"),
-                libc::EFBIG => format!("{cause}; raise `ulimit -f`"),
-                libc::EPERM | libc::ENOSYS => format!("{cause}; {error}"),
+            match (errno, room(errno)) {
+                (_, Some(remedy)) => format!("{cause}; {remedy}"),
+                (libc::EPERM | libc::ENOSYS, _) => format!("{cause}; {error}"),
                 _ => cause.to_string(),
             }
         }
@@ -340,6 +352,19 @@ mod tests {
             let why = io::Error::from(Error::failure("flush", "x", failure));
             assert_eq!(why.kind(), kind, "{why}");
             assert_eq!(why.source().is_some(), kind != io::ErrorKind::Other, "{why}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_a_write_is_named_wherever_it_is_met() {
+        for (errno, word) in [(libc::ENOSPC, "disk"), (libc::EDQUOT, "quota"), (libc::EFBIG, "ulimit -f")] {
+            let errors = [
+                Error::failure("flush", "x", Failure::Pager(PagerError::Io(errno))),
+                Error::system("write", "x", io::Error::from_raw_os_error(errno)),
+            ];
+            for error in errors {
+                assert!(error.kind() == Kind::OutOfSpace && error.to_string().contains(word), "{error}");
+            }
         }
     }
 }

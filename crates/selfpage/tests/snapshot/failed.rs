@@ -78,7 +78,9 @@ fn beyond_the_limit_on_the_size_of_files_the_old_one_stays_and_the_program_goes_
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limits) }, 0);
             (0..PAGES).for_each(|page| words.at(page, 0).store(9, Ordering::Relaxed));
             let error = snapshots.take().unwrap_err();
-            assert!(error.to_string().contains("large"), "{error}");
+            let said = error.to_string();
+            assert!(said.contains("large") && said.contains("raise `ulimit -f`"), "{said}");
+            assert_eq!(error.kind(), Kind::OutOfSpace, "{said}");
             let fresh = Snapshots::of(&[&region], dir.path().join("two.snap")).and_then(|mut fresh| fresh.take());
             assert!(fresh.is_err(), "{fresh:?}");
             assert_eq!(saved(&Snapshot::open(&path).unwrap(), 0, 3)[0], 7);
