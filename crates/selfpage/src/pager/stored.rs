@@ -11,7 +11,7 @@ use selfpage_core::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Noted, is_zero};
 use crate::error::unless_it_panics;
-use crate::store::{BEYOND_LIMIT, BackingStore, Blok, ReadBlok, WriteBlok};
+use crate::store::{BackingStore, Blok, ReadBlok, WriteBlok, has_no_room};
 
 /// Pages read or written at once, at most.
 const MOST: usize = 512;
@@ -136,10 +136,7 @@ impl Pager for Stored {
             // blok back, for one that was refused.
             let mut before = usize::MAX;
             loop {
-                let refused: ArrayVec<_, MOST> = part
-                    .iter_mut()
-                    .filter(|page| matches!(page.outcome, Err(PagerError::Full | BEYOND_LIMIT)))
-                    .collect();
+                let refused: ArrayVec<_, MOST> = part.iter_mut().filter(|page| has_no_room(page.outcome)).collect();
                 if refused.is_empty() || refused.len() >= before {
                     break;
                 }

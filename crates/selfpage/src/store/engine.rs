@@ -8,8 +8,8 @@ use selfpage_core::domain::MOST_AHEAD;
 use selfpage_core::pager::PagerError;
 
 use super::linux::ring::Ring;
-pub(crate) use super::linux::transfer::{BEYOND_LIMIT, LOCKED};
 use super::linux::transfer::{Batch, Direction, Window};
+pub(crate) use super::linux::transfer::{LOCKED, has_no_room};
 use super::linux::workers::Workers;
 use super::{ReadBlok, WriteBlok};
 

@@ -19,7 +19,7 @@ use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::pager::{Context, PagerError};
 
 use super::bloks::{Bloks, MEMBERS};
-use super::engine::{BEYOND_LIMIT, IoChoice, forget_engines, read_in_trap};
+use super::engine::{IoChoice, forget_engines, has_no_room, read_in_trap};
 use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, is_locked, lock, unlock};
 use super::linux::page_cache::is_always_cached;
@@ -346,7 +346,7 @@ impl BackingStore for FileStore {
         for write in bloks.iter().filter(|write| write.outcome.is_ok()) {
             self.bloks.wrote(write.blok);
         }
-        if bloks.iter().any(|write| matches!(write.outcome, Err(PagerError::Full | BEYOND_LIMIT))) {
+        if bloks.iter().any(|write| has_no_room(write.outcome)) {
             self.reclaim_dead();
             self.bloks.found_no_space();
         }

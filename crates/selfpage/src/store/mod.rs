@@ -23,7 +23,7 @@ pub(crate) mod private;
 mod zeros;
 
 pub use engine::IoChoice;
-pub(crate) use engine::{BEYOND_LIMIT, LOCKED, forget_engines, with_engines};
+pub(crate) use engine::{LOCKED, forget_engines, has_no_room, with_engines};
 pub use file::FileStore;
 pub(crate) use linux::descriptor::over_fork::{OwnFiles, Reserved};
 pub(crate) use linux::descriptor::{

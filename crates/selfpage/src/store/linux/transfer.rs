@@ -19,8 +19,11 @@ const RETRIES_MAX: u32 = 10_000;
 
 /// The outcome of a write that would have had to wait.
 pub const LOCKED: PagerError = PagerError::Io(libc::EAGAIN);
-/// The outcome of a write beyond the limit on the size of files, or beyond what the file system has: there may be room before that.
-pub const BEYOND_LIMIT: PagerError = PagerError::Io(libc::EFBIG);
+
+/// Whether a write met the end of the disk, of this user's quota, or of what a file may have: there may be room in what the file has already.
+pub const fn has_no_room(outcome: Result<(), PagerError>) -> bool {
+    matches!(outcome, Err(PagerError::Full | PagerError::Io(libc::EDQUOT | libc::EFBIG)))
+}
 
 /// Which way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -213,7 +216,7 @@ impl Request {
                 self.outcome = Some(Err(LOCKED));
             }
             Err(Errno::INTR | Errno::AGAIN) if self.retries < RETRIES_MAX => self.retries += 1,
-            Err(Errno::NOSPC | Errno::DQUOT) => self.outcome = Some(Err(PagerError::Full)),
+            Err(Errno::NOSPC) => self.outcome = Some(Err(PagerError::Full)),
             Err(errno) => self.outcome = Some(Err(PagerError::Io(errno.raw_os_error()))),
         }
     }
@@ -248,7 +251,16 @@ mod tests {
         }
         assert_eq!(took(Direction::WriteUnlessLocked, Errno::IO), Some(Err(PagerError::Io(libc::EIO))));
         assert_eq!(took(Direction::Write, Errno::NOSPC), Some(Err(PagerError::Full)));
-        assert_eq!(took(Direction::Write, Errno::FBIG), Some(Err(BEYOND_LIMIT)));
+        for errno in [Errno::DQUOT, Errno::FBIG] {
+            assert_eq!(took(Direction::Write, errno), Some(Err(PagerError::Io(errno.raw_os_error()))), "{errno}");
+        }
+        assert!(
+            [Errno::NOSPC, Errno::DQUOT, Errno::FBIG]
+                .map(|errno| took(Direction::Write, errno))
+                .into_iter()
+                .flatten()
+                .all(has_no_room)
+        );
     }
 
     #[test]
