@@ -234,6 +234,10 @@ pub(crate) fn describe(error: PagerError) -> String {
             match (errno, room(errno)) {
                 (_, Some(remedy)) => format!("{cause}; {remedy}"),
                 (libc::EPERM | libc::ENOSYS, _) => format!("{cause}; {error}"),
+                (libc::EIO, _) => format!(
+                    "{cause}; if a disk has failed, the kernel's log (dmesg) says at what; else look for a quota, for room on the file system, \
+                     or into a pager of the program's own"
+                ),
                 _ => cause.to_string(),
             }
         }

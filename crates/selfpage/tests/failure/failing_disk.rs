@@ -1,5 +1,6 @@
 //! Disks that fail under the file of a region: what was not written is told, and never read as if it had been.
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -7,12 +8,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-use selfpage::store::MemoryStore;
+use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{Domain, FileAccess, Kind, Region, Trap};
 
 use crate::formatted::{Kind as FileSystem, done, mount};
 use crate::own_file::{FRAMES, TRAPS};
 use crate::scenario::{PAGE, here, in_child, number_pages, until};
+use crate::skip::skip;
 use crate::tried;
 
 /// The last page of the file, of which it has a hundred bytes: no write past the page cache could write them alone.
@@ -110,6 +112,43 @@ fn what_a_disk_did_not_take_is_not_read_as_it_was_before() {
             region.flush(0, region.len_bytes()).unwrap_err();
             drop((region, others, domain, other));
             assert!(done("umount", &[disk.as_os_str()]));
+        })
+        .well();
+    }
+}
+
+/// A quota that is used up is no full disk: this one is nearly empty.
+#[test]
+fn a_quota_is_not_said_to_be_a_lack_of_space() {
+    for over in ["file", "store"] {
+        in_child(here!(), over, || {
+            let dir = tempfile::tempdir().unwrap();
+            let Some(disk) = mount(FileSystem::Btrfs, dir.path(), 128 << 20) else { return };
+            let limits: [&[&str]; 2] = [&["quota", "enable"], &["qgroup", "limit", "1M"]];
+            let is_set = |words: &&[&str]| {
+                let words: Vec<&OsStr> = words.iter().map(OsStr::new).chain([disk.as_os_str()]).collect();
+                done("btrfs", &words)
+            };
+            if !limits.iter().all(is_set) {
+                return skip("btrfs", "there is no quota: the kernel has none for btrfs, or install btrfs-progs");
+            }
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            // Of two pages together btrfs itself says sometimes that the disk has no room for them.
+            let len_bytes = PAGE;
+            let mut region = match over {
+                "file" => {
+                    let path = disk.join("data");
+                    File::create(&path).unwrap().set_len(len_bytes as u64).unwrap();
+                    domain.region(0).file(&path, 0, FileAccess::ReadWrite).unwrap()
+                }
+                _ => domain.region(len_bytes).stored(FileStore::unnamed_in(&disk, 8 << 20).unwrap()).unwrap(),
+            };
+            let mut others = File::create(disk.join("others")).unwrap();
+            while others.write_all(&[1; PAGE]).is_ok() {}
+            region.as_mut_slice::<u64>().fill(9);
+            let said = region.flush(0, len_bytes).unwrap_err().to_string();
+            assert!(said.contains("quota") && !said.contains("No space") && !said.contains("full"), "{said}");
+            assert!(region.as_slice::<u64>().iter().all(|word| *word == 9));
         })
         .well();
     }

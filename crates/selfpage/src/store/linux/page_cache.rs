@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
 use arrayvec::ArrayVec;
-use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstat, fstatfs, statx};
+use rustix::fs::{AtFlags, StatVfsMountFlags, StatxAttributes, StatxFlags, fstat, fstatfs, fstatvfs, statx};
 use rustix::io::{Errno, pread};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
@@ -14,6 +14,8 @@ use selfpage_core::pager::PagerError;
 
 /// Pages in one window (IOV_MAX is 1024).
 pub const MOST: usize = 512;
+/// A file system that has as much for anybody has room for a page and what describes it.
+const ROOM_BYTES: u64 = 1 << 20;
 /// What a window is mapped for that is written to.
 pub const WRITING: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
@@ -249,7 +251,17 @@ fn why_not(file: impl AsFd, end: u64) -> PagerError {
         // By a mapping a tmpfs would need room for what is read.
         ReadLock::Direct | ReadLock::DirectAlways => pread(&file, &mut byte, end - 1).map_err(failed),
     };
-    read.err().unwrap_or(PagerError::Full)
+    read.err().unwrap_or_else(|| refusal(file))
+}
+
+/// Why a file system takes nothing more, as far as it says: of a file's lock a call that tells more would wait for.
+fn refusal(file: impl AsFd) -> PagerError {
+    match fstatvfs(file) {
+        Ok(about) if about.f_flag.contains(StatVfsMountFlags::RDONLY) => PagerError::Io(libc::EROFS),
+        // Of a quota, an error of the disk, one of the file system that ends all writes, and of a lack of memory there is no telling which it is.
+        Ok(about) if about.f_bavail.saturating_mul(about.f_frsize) >= ROOM_BYTES => PagerError::Io(libc::EIO),
+        _ => PagerError::Full,
+    }
 }
 
 #[cfg(test)]
