@@ -78,7 +78,7 @@ fn a_filter_that_forbids_what_a_store_reads_and_writes_by() {
 #[test]
 fn a_filter_that_forbids_what_files_are_read_by_past_their_lock() {
     for (trap, name) in TRAPS {
-        for errno in [libc::EPERM, libc::ENOSYS] {
+        for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
             for disk in ["ramfs", "xfs"] {
                 in_child(here!(), &format!("{name} {disk} {errno}"), || {
                     let dir = if disk == "ramfs" { on_ramfs() } else { on(FileSystem::Xfs) };

@@ -66,9 +66,10 @@ const fn says_nothing_of_the_file(errno: i32) -> bool {
     matches!(errno, libc::ENOMEM | libc::EAGAIN)
 }
 
-/// Whether it is no failure of the file's: this process may not map it, or not read so.
+/// Whether a [`read`] that failed so may be no failure of the file's: this process may not map it, or not read so, and a filter answers with
+/// any number.
 pub const fn is_refusal(error: PagerError) -> bool {
-    matches!(error, PagerError::Io(errno) if says_nothing_of_the_file(errno) || matches!(errno, libc::EPERM | libc::ENOSYS))
+    !matches!(error, PagerError::Io(libc::EIO))
 }
 
 /// Whether the file's file system is memory: all of it is the page cache.
