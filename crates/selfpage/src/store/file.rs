@@ -33,6 +33,8 @@ use crate::error::SystemError;
 const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the program that runs\n";
 /// A device without the mark is only taken over where it begins with this much nothing. (Of a file all is looked at.)
 const DEVICE_LOOK_BYTES: u64 = 1 << 20;
+/// How a file with a name is opened: a pipe's other end is not waited for.
+const OPENED: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 /// How long another program may still have a file that it used when it was killed.
 const ENDING: Duration = Duration::from_millis(500);
 /// The byte whose lock member 0 of the family holds; the other members' follow. Locks ask for no data, and none is in their way.
@@ -96,19 +98,36 @@ impl FileStore {
         let object = path.display().to_string();
         has_name(path)?;
         let count = blok_count(&object, capacity_bytes)?;
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let is_new = matches!(stat(path), Err(Errno::NOENT));
-        let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(MODE)).map_err(|errno| {
+        let file = open(path, OPENED | OFlags::CREATE, Mode::from_raw_mode(MODE)).map_err(|errno| {
             // Of a link it is the directory of what it names that is missing.
             let dir = if path.is_symlink() { path } else { directory_of(path) };
             not_made(&object, dir, errno)
         })?;
+        // With the lock: until the name is gone nobody else begins to use it.
+        let held = if is_new { file.try_clone().ok() } else { None };
+        let taken = FileStore::take_over(path, object, file, count);
+        if let Err(error) = &taken
+            && is_new
+            // What another program has made meanwhile is that one's.
+            && !matches!(error.cause.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::AlreadyExists)
+        {
+            // What a link names, and not the link.
+            let _ = path.canonicalize().and_then(|made| Ok(unlink(&made)?));
+        }
+        drop(held);
+        taken
+    }
+
+    /// The same, of a file that is there now.
+    fn take_over(path: &Path, object: String, file: OwnedFd, count: u32) -> Result<FileStore, StoreError> {
+        let mut file = file;
         let kind = FileType::from_raw_mode(fstat(&file).map_err(refused(&object))?.st_mode);
         match kind {
             FileType::RegularFile => {}
             // Exclusive: the kernel says no where it is mounted.
             FileType::BlockDevice => {
-                file = open(path, flags | OFlags::EXCL, Mode::empty()).map_err(refused(&object))?
+                file = open(path, OPENED | OFlags::EXCL, Mode::empty()).map_err(refused(&object))?
             }
             _ => {
                 let cause = io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device");
@@ -128,15 +147,11 @@ impl FileStore {
             return Err(StoreError { object, cause, remedy });
         }
         if kind == FileType::RegularFile {
-            make_private(&file).map_err(|cause| {
-                let remedy = if is_new {
-                    // What a link names, and not the link.
-                    let _ = path.canonicalize().and_then(|made| Ok(unlink(&made)?));
-                    "name a place on a file system with owners and modes: others may read what it is to hold"
-                } else {
-                    "remove it, or name another: others may read what it is to hold"
-                };
-                StoreError { object: object.clone(), cause, remedy }
+            make_private(&file).map_err(|cause| StoreError {
+                object: object.clone(),
+                cause,
+                remedy: "remove it, or name another: others may read what it is to hold; where there was none, name a place on a file system \
+                         with owners and modes",
             })?;
             // What an earlier run has left would take its space beside what is saved.
             ftruncate(&file, 0).map_err(refused(&object))?;

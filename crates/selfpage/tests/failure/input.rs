@@ -13,7 +13,9 @@ use selfpage::protection::Memory;
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Error, FileAccess, Kind, Protection, Region, Trap};
 
+use crate::disk;
 use crate::filter::Call;
+use crate::own_file::limit_file_size;
 use crate::scenario::{PAGE, here, in_child, number_pages};
 use crate::skip::skip;
 
@@ -318,6 +320,49 @@ fn a_store_that_others_may_read_is_not_left() {
         let said = refusal(&path);
         assert!(said.contains("remove it, or name another") && path.exists(), "{said}");
         set_user(0);
+    })
+    .well();
+}
+
+/// Of a store that could not be made, nothing is left; what was there stays.
+#[test]
+fn a_file_that_was_made_for_a_refused_store_is_not_left() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (path, link, old) = (dir.path().join("store"), dir.path().join("link"), dir.path().join("old"));
+        symlink(&path, &link).unwrap();
+        std::fs::write(&old, "").unwrap();
+        let is_refused = |remedy: &str| {
+            for name in [&path, &link, &old] {
+                let said = FileStore::create(name, 1 << 20).unwrap_err().to_string();
+                assert!(said.contains(remedy), "{said}");
+                assert!(!path.exists() && link.is_symlink(), "what was made for it is left: {said}");
+            }
+            assert!(old.exists());
+        };
+        // SAFETY: test: no other thread of this process reads the variable.
+        unsafe { std::env::set_var("SELFPAGE_IO", "x") };
+        is_refused("auto or pool");
+        // SAFETY: test: as above.
+        unsafe { std::env::remove_var("SELFPAGE_IO") };
+        limit_file_size(8 * PAGE);
+        is_refused("ulimit -f");
+        limit_file_size(usize::MAX);
+        // A file that somebody else has just made, and is about to use.
+        let other = FileStore::create(&path, 1 << 20).unwrap();
+        FileStore::create(&path, 1 << 20).unwrap_err();
+        assert!(path.exists());
+        drop(other);
+        std::fs::remove_file(&path).unwrap();
+        // There is no room for the mark.
+        let full = tempfile::tempdir().unwrap();
+        if disk::mount(full.path(), 4 * PAGE).is_err() {
+            return skip("mount", "no small disk can be mounted: run as root");
+        }
+        std::fs::write(full.path().join("others"), [1; 4 * PAGE]).unwrap();
+        let path = full.path().join("store");
+        let said = FileStore::create(&path, 1 << 20).unwrap_err().to_string();
+        assert!(said.contains("free disk space") && !path.exists(), "{said}");
     })
     .well();
 }
