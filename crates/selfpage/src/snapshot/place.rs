@@ -17,7 +17,7 @@ use super::file::{check_path, named, newest};
 use super::format::MAGIC;
 use crate::error::{Error, Kind, Result};
 use crate::fork::lineage::Process;
-use crate::store::private::{MODE, make_private};
+use crate::store::private::{MODE, Openers, unname};
 use crate::store::{Descriptor, holds_nothing};
 use crate::undisturbed::{self, Locked};
 
@@ -236,32 +236,39 @@ fn existing(path: &Path) -> Result<Option<Arc<Descriptor>>> {
     Ok(Some(opened))
 }
 
-/// What is at the name of a new file, made and locked. Refuses what is nobody's beginning of a snapshot, which it would cut and remove.
+/// What is at the name of a new file, made and locked. Refuses what is nobody's beginning of a snapshot, which it would cut and remove, and
+/// what is another user's.
 fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).mode(MODE).custom_flags(libc::O_NOFOLLOW);
     let not_made = |cause| Error::system("make", named(unnamed), cause);
-    let (file, was_there) = match opened(&options, unnamed) {
-        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {
-            (opened(options.create_new(false).create(true).truncate(false), unnamed).map_err(not_made)?, true)
-        }
-        made => (made.map_err(not_made)?, false),
-    };
-    // Whoever holds it may be at its first bytes.
-    lock(&file.as_file(), unnamed)?;
-    match is_begun(&file.as_file()) {
-        Ok(true) => {
-            if was_there {
-                make_private(&*file.as_file()).map_err(not_made)?;
+    let refused = |cause| Err(Error::new(Kind::Invalid, "replace", named(unnamed), cause));
+    for _ in 0..MOST_LOOKS {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(MODE).custom_flags(libc::O_NOFOLLOW);
+        let (file, was_there) = match opened(&options, unnamed) {
+            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {
+                (opened(options.create_new(false).create(true).truncate(false), unnamed).map_err(not_made)?, true)
             }
-            Ok(file)
+            made => (made.map_err(not_made)?, false),
+        };
+        // Whoever holds it may be at its first bytes.
+        lock(&file.as_file(), unnamed)?;
+        match is_begun(&file.as_file()) {
+            Ok(true) if !was_there => return Ok(file),
+            Ok(true) => {}
+            Ok(false) => {
+                return refused("new snapshots begin under this name, and the file holds something else: move it away");
+            }
+            Err(cause) => return Err(Error::system("read", named(unnamed), cause)),
         }
-        Ok(false) => {
-            let cause = "new snapshots begin under this name, and the file holds something else: move it away";
-            Err(Error::new(Kind::Invalid, "replace", named(unnamed), cause))
+        match Openers::of(&*file.as_file()).map_err(not_made)? {
+            Openers::Ours => return Ok(file),
+            Openers::Another => {
+                return refused("new snapshots begin under this name, and it is another user's: remove it");
+            }
+            Openers::Anybody => drop(unname(unnamed, &*file.as_file()).map_err(not_made)?),
         }
-        Err(cause) => Err(Error::system("read", named(unnamed), cause)),
     }
+    Err(held(unnamed))
 }
 
 /// Whether a file is one that somebody began for a snapshot: its first bytes, or nothing but what a crash of the machine leaves of them.
@@ -326,6 +333,8 @@ fn held(path: &Path) -> Error {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown};
 
     use super::*;
     use crate::child::forked;
@@ -339,5 +348,36 @@ mod tests {
         assert!(unnamed.exists());
         drop(place);
         assert!(!unnamed.exists());
+    }
+
+    /// Whoever has opened a file goes on to read it, whatever becomes of its mode.
+    #[test]
+    fn a_beginning_that_others_may_have_open_is_made_anew_or_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one.snap");
+        let unnamed = unnamed(&path);
+        let begin = |mode| {
+            std::fs::write(&unnamed, MAGIC).unwrap();
+            std::fs::set_permissions(&unnamed, Permissions::from_mode(mode)).unwrap();
+        };
+        begin(0o644);
+        let others = File::open(&unnamed).unwrap();
+        let place = Place::take(&path).unwrap();
+        place.file().unwrap().write_all_at(b"what nobody else may read", 0).unwrap();
+        assert_eq!(others.metadata().unwrap().len(), MAGIC.len() as u64);
+        assert_eq!(std::fs::metadata(&unnamed).unwrap().permissions().mode() & 0o777, MODE);
+        drop(place);
+        assert!(!unnamed.exists());
+        for mode in [0o644, 0o600] {
+            begin(mode);
+            if chown(&unnamed, Some(65534), Some(65534)).is_err() {
+                return crate::skip::skip("root", "only root makes files of another user");
+            }
+            let why = Place::take(&path).map(drop).unwrap_err();
+            let said = why.to_string();
+            assert!(said.contains("one.snap.new") && said.contains("another user's: remove it"), "{said}");
+            assert_eq!(std::fs::read(&unnamed).unwrap(), MAGIC);
+            std::fs::remove_file(&unnamed).unwrap();
+        }
     }
 }

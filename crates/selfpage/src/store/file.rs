@@ -23,7 +23,8 @@ use super::engine::{IoChoice, forget_engines, has_no_room, read_in_trap};
 use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, is_locked, lock, unlock};
 use super::linux::page_cache::is_always_cached;
-use super::private::{MODE, make_private};
+use super::private::{MODE, Openers, made_anew};
+use super::refusal::{has_name, not_made, refused};
 use super::zeros::holds_nothing;
 use super::{BackingStore, Blok, MOST_PAGES, ReadBlok, StoreError, WriteBlok, blok_count};
 use crate::doctor::limits::TELL;
@@ -35,6 +36,13 @@ const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the prog
 const DEVICE_LOOK_BYTES: u64 = 1 << 20;
 /// How a file with a name is opened: a pipe's other end is not waited for.
 const OPENED: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+/// Whether there was a file of that name before it was opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begins {
+    New,
+    There,
+}
+
 /// How long another program may still have a file that it used when it was killed.
 const ENDING: Duration = Duration::from_millis(500);
 /// The byte whose lock member 0 of the family holds; the other members' follow. Locks ask for no data, and none is in their way.
@@ -73,7 +81,7 @@ impl FileStore {
     /// than the program.
     ///
     /// # Errors
-    /// The file holds something else, another program uses it, or it cannot be had.
+    /// The file holds something else, or is another user's; another program uses it, or it cannot be had.
     pub fn create(path: impl AsRef<Path>, capacity_bytes: u64) -> Result<FileStore, StoreError> {
         let path = path.as_ref();
         let begun = Instant::now();
@@ -98,17 +106,17 @@ impl FileStore {
         let object = path.display().to_string();
         has_name(path)?;
         let count = blok_count(&object, capacity_bytes)?;
-        let is_new = matches!(stat(path), Err(Errno::NOENT));
+        let begins = if matches!(stat(path), Err(Errno::NOENT)) { Begins::New } else { Begins::There };
         let file = open(path, OPENED | OFlags::CREATE, Mode::from_raw_mode(MODE)).map_err(|errno| {
             // Of a link it is the directory of what it names that is missing.
             let dir = if path.is_symlink() { path } else { directory_of(path) };
             not_made(&object, dir, errno)
         })?;
         // With the lock: until the name is gone nobody else begins to use it.
-        let held = if is_new { file.try_clone().ok() } else { None };
-        let taken = FileStore::take_over(path, object, file, count);
+        let held = if begins == Begins::New { file.try_clone().ok() } else { None };
+        let taken = FileStore::take_over(path, object, file, begins, count);
         if let Err(error) = &taken
-            && is_new
+            && begins == Begins::New
             // What another program has made meanwhile is that one's.
             && !matches!(error.cause.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::AlreadyExists)
         {
@@ -120,7 +128,13 @@ impl FileStore {
     }
 
     /// The same, of a file that is there now.
-    fn take_over(path: &Path, object: String, file: OwnedFd, count: u32) -> Result<FileStore, StoreError> {
+    fn take_over(
+        path: &Path,
+        object: String,
+        file: OwnedFd,
+        begins: Begins,
+        count: u32,
+    ) -> Result<FileStore, StoreError> {
         let mut file = file;
         let kind = FileType::from_raw_mode(fstat(&file).map_err(refused(&object))?.st_mode);
         match kind {
@@ -147,12 +161,25 @@ impl FileStore {
             return Err(StoreError { object, cause, remedy });
         }
         if kind == FileType::RegularFile {
-            make_private(&file).map_err(|cause| StoreError {
-                object: object.clone(),
-                cause,
-                remedy: "remove it, or name another: others may read what it is to hold; where there was none, name a place on a file system \
-                         with owners and modes",
-            })?;
+            match Openers::of(&file).map_err(refused(&object))? {
+                Openers::Ours => {}
+                Openers::Another if begins == Begins::There => {
+                    let cause =
+                        io::Error::new(io::ErrorKind::AlreadyExists, "it is another user's, who may have it open");
+                    return Err(StoreError { object, cause, remedy: "remove it, or name another" });
+                }
+                // A new one shows another owner where the file system has its own idea of owners, or somebody else was faster.
+                Openers::Anybody | Openers::Another => {
+                    let made = made_anew(path, &file, OPENED).map_err(|(cause, remedy)| StoreError {
+                        object: object.clone(),
+                        cause,
+                        remedy,
+                    })?;
+                    // The other one stays locked until this one is.
+                    FileStore::lock_all(&object, &made)?;
+                    file = made;
+                }
+            }
             // What an earlier run has left would take its space beside what is saved.
             ftruncate(&file, 0).map_err(refused(&object))?;
             write_in_place(&file);
@@ -549,45 +576,6 @@ fn file_system(path: &Path) -> io::Result<StatVfs> {
 /// What one may still have of a file system. Of one that states no size, as a ramfs, any number.
 fn free_bytes(of: &StatVfs) -> u64 {
     if of.f_blocks == 0 { u64::MAX } else { of.f_bavail.saturating_mul(of.f_frsize) }
-}
-
-/// That the path is not an empty one, by which the kernel finds nothing.
-fn has_name(path: &Path) -> Result<(), StoreError> {
-    if !path.as_os_str().is_empty() {
-        return Ok(());
-    }
-    let cause = io::Error::new(io::ErrorKind::InvalidInput, "its name is empty");
-    Err(StoreError {
-        object: "\"\"".to_owned(),
-        cause,
-        remedy: "name a file, a device, or a directory (. for this one)",
-    })
-}
-
-/// The error for a file that cannot be made in `dir`. Some file systems say of a directory that is there, as of one that is not, that there is none.
-fn not_made(object: &str, dir: &Path, errno: Errno) -> StoreError {
-    let error = refused(object)(errno);
-    match errno == Errno::NOENT && dir.is_dir() {
-        true => StoreError { remedy: "name another: the directory is there, and no files can be made in it", ..error },
-        false => error,
-    }
-}
-
-/// The error for a system call that said no.
-fn refused<E: Into<io::Error>>(object: &str) -> impl Fn(E) -> StoreError {
-    move |cause| {
-        let cause = cause.into();
-        let remedy = match cause.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOENT | Errno::NOTDIR) => "make its directory first, or name another",
-            Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => "name a place where you may write",
-            Some(Errno::NOSPC | Errno::DQUOT) => "free disk space, or name a place on another disk",
-            Some(Errno::BUSY) => "unmount the device, or name another",
-            Some(Errno::FBIG) => "ask for less, or name another file system: this one has no files that large",
-            Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
-            _ => "name another place",
-        };
-        StoreError { object: object.to_owned(), cause, remedy }
-    }
 }
 
 #[cfg(test)]

@@ -98,16 +98,50 @@ fn a_named_store_is_sparse_kept_and_may_be_used_again() {
     }
 }
 
+/// Whoever has opened a file goes on to read it, whatever becomes of its mode.
 #[test]
-fn a_file_that_was_there_is_nobody_elses_to_read_from_then_on() {
+fn a_file_that_others_may_have_open_is_made_anew() {
+    let dir = dir();
+    let (path, link) = (dir.path().join("s"), dir.path().join("link"));
+    std::os::unix::fs::symlink("s", &link).unwrap();
+    // As by touch(1), and by truncate(1).
+    for (name, len_bytes) in [(&path, 0), (&path, 3 << 20), (&link, 0)] {
+        let made = File::create(&path).unwrap();
+        made.set_len(len_bytes).unwrap();
+        made.set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
+        let others = File::open(&path).unwrap();
+        let store = FileStore::create(name, 1 << 20).unwrap();
+        write(&store, store.claim(1).unwrap().0, 7).unwrap();
+        assert!(holds_nothing(&others, u64::MAX).unwrap(), "{} bytes before", len_bytes);
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.mode() & 0o777, meta.uid()), (0o600, rustix::process::geteuid().as_raw()));
+        assert!(link.is_symlink());
+        // The lock is on the file that has the name now.
+        assert!(refusal(FileStore::try_create(&path, 1 << 20)).contains("another running program"));
+        drop(store);
+        // Nobody else can have this one open.
+        FileStore::create(&path, 1 << 20).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().ino(), meta.ino());
+    }
+}
+
+#[test]
+fn a_file_of_another_user_is_left_alone() {
     let dir = dir();
     let path = dir.path().join("s");
-    File::create(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
-    // Only root may give it away.
-    let _ = std::os::unix::fs::chown(&path, Some(65534), Some(65534));
-    let _store = FileStore::create(&path, 1 << 20).unwrap();
-    let meta = fs::metadata(&path).unwrap();
-    assert_eq!((meta.mode() & 0o777, meta.uid()), (0o600, rustix::process::geteuid().as_raw()));
+    File::create(&path).unwrap();
+    if std::os::unix::fs::chown(&path, Some(65534), Some(65534)).is_err() {
+        return crate::skip::skip("root", "only root makes files of another user");
+    }
+    let before = fs::metadata(&path).unwrap();
+    for mode in [0o644, 0o600] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let says = refusal(FileStore::create(&path, 1 << 20));
+        assert!(says.contains("another user's") && says.contains("remove it, or name another"), "{says}");
+        let after = fs::metadata(&path).unwrap();
+        assert_eq!((after.mode() & 0o777, after.uid(), after.ino()), (mode, 65534, before.ino()));
+        assert_eq!(after.len(), 0);
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod file;
 mod linux;
 mod memory;
 pub(crate) mod private;
+mod refusal;
 mod zeros;
 
 pub use engine::IoChoice;
