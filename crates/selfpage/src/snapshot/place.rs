@@ -199,6 +199,13 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     let mut resolved = path.to_path_buf();
     for _ in 0..MOST_LINKS {
         let Ok(target) = std::fs::read_link(&resolved) else { return Ok(resolved) };
+        // Where the kernel does not follow it (fs.protected_symlinks), nobody does. What it leads to need not be there.
+        if let Err(cause) = std::fs::metadata(&resolved)
+            && cause.raw_os_error() == Some(libc::EACCES)
+        {
+            let link = format!("the kernel does not follow the link {} for this user", resolved.display());
+            return Err(Error::system("make", named(path), cause).with(link));
+        }
         resolved.pop();
         resolved.push(target);
     }

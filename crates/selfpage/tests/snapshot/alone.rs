@@ -1,7 +1,8 @@
 //! One `Snapshots` at a time writes to a path, whoever made it and whatever has become of the file.
 
+use std::fs::Permissions;
 use std::io::Read;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,8 @@ use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region};
 
-use super::{PAGE, Words, child, saved};
+use super::{PAGE, Words, child, saved, skip};
+use crate::filter::Call;
 use crate::over_memory::over_memory;
 
 /// Two domains with a region each.
@@ -256,4 +258,54 @@ fn a_link_stays_and_the_file_that_it_leads_to_is_the_place() {
     symlink("one.loop", at("two.loop")).unwrap();
     let why = Snapshots::of(&[&mine], at("one.loop")).unwrap_err();
     assert!(why.to_string().contains("symbolic links"), "{why}");
+}
+
+/// What becomes of a snapshot at a link that the kernel does not follow, and of the file that it leads to.
+fn is_not_followed(made: selfpage::Result<()>, target: &Path, before: &[u8]) {
+    let why = made.unwrap_err();
+    assert!(why.kind() == Kind::Denied && why.to_string().contains("Permission denied"), "{why}");
+    assert!(std::fs::read(target).unwrap() == before);
+}
+
+#[test]
+fn a_link_that_the_kernel_does_not_follow_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, link) = (dir.path().join("one.snap"), dir.path().join("link.snap"));
+    let [(_here, mine), _] = two();
+    Snapshots::of(&[&mine], &path).unwrap().take().unwrap();
+    let before = std::fs::read(&path).unwrap();
+    symlink("one.snap", &link).unwrap();
+    let take = || Snapshots::of(&[&mine], &link).and_then(|mut snapshots| snapshots.take().map(drop));
+    // Whoever looks at a link itself, or at what is open, says so by a flag.
+    let refused = || Call::with(libc::SYS_statx, 2, 0).fails(libc::EACCES).map(|()| take());
+    match std::thread::scope(|scope| scope.spawn(refused).join().unwrap()) {
+        Ok(made) => is_not_followed(made, &path, &before),
+        Err(why) => skip::skip("seccomp", &format!("system calls cannot be made to fail: {why}")),
+    }
+}
+
+#[test]
+fn a_link_that_another_user_has_put_into_a_directory_for_all_is_not_followed() {
+    let protected = std::fs::read_to_string("/proc/sys/fs/protected_symlinks");
+    if !protected.is_ok_and(|set| set.trim() == "1") {
+        let why = "the kernel follows links in directories for all: sysctl -w fs.protected_symlinks=1";
+        return skip::skip("protected_symlinks", why);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (path, all) = (dir.path().join("one.snap"), dir.path().join("all"));
+    let link = all.join("link.snap");
+    let [(_here, mine), _] = two();
+    Snapshots::of(&[&mine], &path).unwrap().take().unwrap();
+    std::fs::create_dir(&all).unwrap();
+    std::fs::set_permissions(&all, Permissions::from_mode(0o1777)).unwrap();
+    symlink(&path, &link).unwrap();
+    if lchown(&link, Some(65534), Some(65534)).is_err() {
+        return skip::skip("root", "only root makes links of another user");
+    }
+    let before = std::fs::read(&path).unwrap();
+    is_not_followed(Snapshots::of(&[&mine], &link).and_then(|mut made| made.take().map(drop)), &path, &before);
+    // Where nothing is at its end yet.
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(kind(Snapshots::of(&[&mine], &link)), Some(Kind::Denied));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
