@@ -298,7 +298,9 @@ impl Chain {
             // The parts of a snapshot have its number.
             let follows = |trailer: &Trailer| {
                 let is_before = !is_newest && trailer.sequence.checked_add(1) == Some(sequence);
-                (is_before || trailer.sequence == sequence) && trailer.base_at < trailer_at
+                // So no two name one table, which would be read for each of them.
+                let is_apart = trailer.base_at < trailer.table_at && table_end(trailer) == Some(trailer_at);
+                (is_before || trailer.sequence == sequence) && is_apart
             };
             let trailer = trailer.filter(follows).ok_or_else(|| damaged(path, "a trailer"))?;
             if trailer.sequence != sequence {
@@ -391,6 +393,12 @@ fn table_parts(trailer: &Trailer) -> Option<(u64, u64, u64)> {
     let entries_bytes = trailer.entries.checked_mul(ENTRY_BYTES as u64)?;
     let runs = Some(trailer.runs).filter(|runs| *runs <= MOST_RUNS as u64)?;
     Some((entries_bytes, trailer.table_at.checked_add(entries_bytes)?, runs * RUN_BYTES as u64))
+}
+
+/// Where a table's last page ends: its trailer stands there.
+fn table_end(trailer: &Trailer) -> Option<u64> {
+    let (_, runs_at, runs_bytes) = table_parts(trailer)?;
+    runs_at.checked_add(runs_bytes)?.checked_next_multiple_of(PAGE)
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::path::Path;
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::file::{Snapshot, data_at, newest};
-use super::format::{ENTRY_BYTES, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
+use super::file::{Snapshot, data_at, newest, slot_at};
+use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use super::place::{Place, files};
 use super::take::{MOST_IN_A_FILE, Snapshots};
 use super::writing::Target;
@@ -245,6 +245,13 @@ fn a_table_that_points_outside_of_the_data_is_refused() {
     }
 }
 
+/// Has `trailer`, at this place, be that of the newest snapshot.
+fn put_newest(file: &File, header: &Header, trailer: Trailer, trailer_at: u64) {
+    let newest = Current { sequence: trailer.sequence, trailer_at }.encode(&header.identity);
+    file.write_all_at(&trailer.encode(&header.identity), trailer_at).unwrap();
+    [0, 1].into_iter().for_each(|place| file.write_all_at(&newest, slot_at(header, place)).unwrap());
+}
+
 /// A file of a few pages says that it is longer than there is memory for, and has holes there.
 #[test]
 fn a_table_that_claims_more_than_there_is_memory_for_is_refused() {
@@ -257,21 +264,47 @@ fn a_table_that_claims_more_than_there_is_memory_for_is_refused() {
     let honest =
         Trailer::decode(&std::fs::read(&path).unwrap()[current.trailer_at as usize..], &header.identity).unwrap();
     let table_at = file.metadata().unwrap().len();
-    if let Err(why) = file.set_len(table_at + LEN_BYTES) {
+    if let Err(why) = file.set_len(table_at + LEN_BYTES + PAGE) {
         return skip::skip("sparse", &format!("no file of 4 TiB here: {why}; put TMPDIR on ext4 or tmpfs"));
     }
     let (entries, runs) = (LEN_BYTES / ENTRY_BYTES as u64, LEN_BYTES / RUN_BYTES as u64);
-    for lying in [
-        Trailer { table_at, entries, runs: 0, ..honest },
-        Trailer { table_at, entries: 0, runs, ..honest },
-        Trailer { entries: u64::MAX, ..honest },
-        Trailer { entries: u64::MAX / ENTRY_BYTES as u64, runs: 2, ..honest },
+    let behind = table_at + LEN_BYTES;
+    for (lying, trailer_at) in [
+        (Trailer { table_at, entries, runs: 0, ..honest }, behind),
+        (Trailer { table_at, entries: 0, runs, ..honest }, behind),
+        (Trailer { entries: u64::MAX, ..honest }, current.trailer_at),
+        (Trailer { entries: u64::MAX / ENTRY_BYTES as u64, runs: 2, ..honest }, current.trailer_at),
     ] {
-        file.write_all_at(&lying.encode(&header.identity), current.trailer_at).unwrap();
+        put_newest(&file, &header, lying, trailer_at);
         assert_eq!(Snapshot::open(&path).map(|_| ()).map_err(|error| error.kind()), Err(Kind::Lost), "{lying:?}");
     }
-    file.write_all_at(&honest.encode(&header.identity), current.trailer_at).unwrap();
+    put_newest(&file, &header, honest, current.trailer_at);
     Snapshot::open(&path).unwrap().verify().unwrap();
+}
+
+/// A table that each of many trailers names would be read as often.
+#[test]
+fn a_table_that_several_trailers_name_is_refused() {
+    const TRAILERS: u64 = 1000;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    add(&mut target(&path), 0..4, 1);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let (header, _) = newest(&path, &file).unwrap();
+    let table_at = file.metadata().unwrap().len();
+    let mut table = Vec::new();
+    let entries = (1 << 20) / ENTRY_BYTES as u64;
+    (0..entries).for_each(|page| Entry::Zero { page, count: 1 }.encode(&mut table));
+    file.write_all_at(&table, table_at).unwrap();
+    let named = Trailer { sequence: 1, base_at: 0, table_at, entries, runs: 0, table_hash: xxh3_128(&table) };
+    let first_at = table_at + table.len() as u64;
+    put_newest(&file, &header, named, first_at);
+    assert_eq!(Snapshot::open(&path).unwrap().pages(), 0);
+    for sequence in 2..=TRAILERS {
+        let base_at = first_at + (sequence - 2) * PAGE;
+        put_newest(&file, &header, Trailer { sequence, base_at, ..named }, base_at + PAGE);
+    }
+    assert_eq!(Snapshot::open(&path).map(|_| ()).map_err(|error| error.kind()), Err(Kind::Lost));
 }
 
 #[test]
