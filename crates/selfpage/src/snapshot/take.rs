@@ -12,6 +12,7 @@ use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::fault::image::{self, Image};
 use selfpage_core::linux::signal;
+use selfpage_core::page::State;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::stack;
 
@@ -35,7 +36,7 @@ const MOST_ROUNDS: u32 = 8;
 const FEW_PAGES: u64 = 32;
 /// Runs of pages in core that a snapshot notes, at most: where there are more, small gaps are taken along.
 pub(crate) const MOST_RUNS: usize = 4096;
-/// A file that has grown to so many times its first snapshot is made anew.
+/// A file that has grown to so many times its first snapshot is made anew, where the disk has room for both.
 const MOST_GROWTH: u64 = 3;
 /// So is one with so many snapshots: whoever opens it reads a table and a trailer of each, one after the other, however little they say. In
 /// a large file of small ones, length would tell only after millions. The tests' own files come to it soon.
@@ -69,6 +70,7 @@ pub struct Snapshots {
     anew: bool,
     /// How long the file was with its first snapshot.
     first_bytes: u64,
+    read: PagesRead,
 }
 
 impl fmt::Debug for Snapshots {
@@ -157,7 +159,8 @@ impl Snapshots {
             let _turn = inner.cutting.begin();
             inner.undisturbed(|| copy_first::join(inner.state(), bound.core()));
         }
-        Ok(Snapshots { subject, target, anew: true, first_bytes: 0 })
+        let read = PagesRead::none_of(&subject);
+        Ok(Snapshots { subject, target, anew: true, first_bytes: 0, read })
     }
 
     /// Has every page tell of its next write, so that the cut has little left to do. [`Snapshots::take`] does it too; a program
@@ -176,24 +179,37 @@ impl Snapshots {
     /// # Errors
     /// A region is gone, or the stack of this thread lies in one; a page cannot be had, or was given up ([`Kind::Lost`]); the file cannot be written. Then the newest
     /// snapshot of the file is the one before, or this one where only the disk's last word is missing that it would survive; the program
-    /// has gone on, and the next one is taken anew, with all pages.
+    /// has gone on. The next one is taken anew, with all pages; but where the disk had no room for what was to be added to the file, it has that, and
+    /// what has changed since.
     pub fn take(&mut self) -> Result<Taken> {
         let began = Instant::now();
         self.subject.alive()?;
         let taken = self.take_from(began);
         if taken.is_err() {
-            self.anew = true;
+            self.anew = self.anew || !self.goes_on();
             self.target.give_up();
         }
+        self.read.clear();
         taken
     }
 
+    /// After a failure: whether the next snapshot builds on the newest all the same. Then what the image of this one has got counts as
+    /// changed again; what it had not got does already, and what was written to since the cut.
+    fn goes_on(&mut self) -> bool {
+        let lacks = self.subject.life.inner.state().cut.lacks();
+        let goes_on = self.target.lacked_room() && !lacks;
+        if goes_on {
+            self.read.put_back(&self.subject.cores());
+        }
+        goes_on
+    }
+
     fn take_from(&mut self, began: Instant) -> Result<Taken> {
-        let Snapshots { subject, target, .. } = self;
+        let Snapshots { subject, target, read, .. } = self;
         let cores = subject.cores();
-        // A snapshot in a file that has lost its name would be nobody's.
-        let is_full = target.sequence() >= MOST_IN_A_FILE || target.len_bytes() > MOST_GROWTH * self.first_bytes;
-        if self.anew || is_full || !target.is_in_place() {
+        let is_long = target.sequence() >= MOST_IN_A_FILE || target.len_bytes() > MOST_GROWTH * self.first_bytes;
+        // A snapshot in a file that has lost its name would be nobody's. One in a long file is as good as any.
+        if self.anew || !target.is_in_place() || is_long && target.has_room(subject.most_pages()) {
             self.anew = true;
             target.begin_file()?;
             cores.iter().for_each(|region| region.sets.changed.fill(region.range.count));
@@ -230,7 +246,7 @@ impl Snapshots {
             return Err(bound.lacks(OPERATION, page));
         }
         let mut writing = target.begin();
-        let (pages, copies) = image.write(&mut writing)?;
+        let (pages, copies) = image.write(&mut writing, read)?;
         let in_core = image.in_core();
         drop(image);
         let Written { bytes, buffer_bytes } = writing.finish(&in_core)?;
@@ -302,6 +318,18 @@ impl Subject {
         self.regions.iter().map(|bound| bound.core()).collect()
     }
 
+    /// How many pages are not known to be zero, about: an image has no more.
+    fn most_pages(&self) -> u64 {
+        let may_have = |region: &region::Region, page: PageNo| {
+            let index = region.index(page);
+            let is_absent = region.word(page).is_some_and(|word| word.load().state() == State::Absent);
+            let is_kept = region.pager().is_some_and(|pager| pager.keeps(index));
+            !is_absent || is_kept || region.sets.inherited.contains(index)
+        };
+        let count = |region: &region::Region| region.range.pages().filter(|page| may_have(region, *page)).count();
+        self.cores().into_iter().map(|region| count(region) as u64).sum()
+    }
+
     fn saved_regions(&self) -> Vec<SavedRegion> {
         let saved =
             |bound: &Arc<Bound>| SavedRegion { name: bound.given_name().into(), size_pages: bound.core().range.count };
@@ -326,7 +354,44 @@ impl Drop for Snapshots {
     }
 }
 
-/// An image after its cut. When it is dropped nobody waits any more, whether all of it was read or not.
+/// The pages that an image was read of, a bit each, by their numbers in the snapshot.
+struct PagesRead(Vec<u64>);
+
+impl PagesRead {
+    fn none_of(subject: &Subject) -> PagesRead {
+        let pages: u64 = subject.cores().iter().map(|region| region.range.count).sum();
+        PagesRead(vec![0; pages.div_ceil(64) as usize])
+    }
+
+    fn note(&mut self, first: u64, count: u64) {
+        for page in first..first + count {
+            if let Some(word) = self.0.get_mut((page / 64) as usize) {
+                *word |= 1 << (page % 64);
+            }
+        }
+    }
+
+    fn has(&self, page: u64) -> bool {
+        self.0.get((page / 64) as usize).is_some_and(|word| word >> (page % 64) & 1 != 0)
+    }
+
+    /// They count as changed again.
+    fn put_back(&self, regions: &[&region::Region]) {
+        let mut before = 0;
+        for region in regions {
+            let count = region.range.count;
+            (0..count).filter(|index| self.has(before + index)).for_each(|index| region.sets.changed.insert(index));
+            before += count;
+        }
+    }
+
+    fn clear(&mut self) {
+        // Memory of words without pages is not touched, most of it never.
+        self.0.iter_mut().filter(|word| **word != 0).for_each(|word| *word = 0);
+    }
+}
+
+/// An image after its cut. When it is dropped nobody waits any more, whether all of it was read or not; what was not counts as changed.
 struct Reading<'a> {
     subject: &'a Subject,
     cores: Vec<&'a region::Region>,
@@ -335,7 +400,7 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     /// Writes all pages of the image. How many, and how many of them were copied before a write.
-    fn write(&self, writing: &mut Writing<'_>) -> Result<(u64, u64)> {
+    fn write(&self, writing: &mut Writing<'_>, pages_read: &mut PagesRead) -> Result<(u64, u64)> {
         let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); BATCH];
         let (mut pages, mut copies) = (0, 0);
         let inner = &self.subject.life.inner;
@@ -355,10 +420,13 @@ impl Reading<'_> {
                 });
                 let (count, next) = read.map_err(|(page, why)| self.subject.failed(bound, Some(page), why))?;
                 let passed = zeros.end - zeros.start;
-                if passed > 0
-                    && let Some(number) = self.number(region.range.first.plus(zeros.start))
-                {
-                    writing.zero(number, passed)?;
+                let zeros = self.number(region.range.first.plus(zeros.start)).filter(|_| passed > 0);
+                // Before any of it is written, after which an error forgets the rest. A copy's page has changed since.
+                zeros.into_iter().for_each(|first| pages_read.note(first, passed));
+                let numbers = images[..count].iter().filter_map(|(page, _)| self.number(*page));
+                numbers.for_each(|number| pages_read.note(number, 1));
+                if let Some(first) = zeros {
+                    writing.zero(first, passed)?;
                 }
                 self.add(writing, &images[..count])?;
                 pages += passed + count as u64;
@@ -438,6 +506,13 @@ impl Reading<'_> {
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
+        for region in &self.cores {
+            let mut next = region.sets.pending.next(0);
+            while let Some(index) = next {
+                region.sets.changed.insert(index);
+                next = region.sets.pending.next(index + 1);
+            }
+        }
         let inner = &self.subject.life.inner;
         let _turn = inner.cutting.begin();
         let (state, cores) = (inner.state(), &self.cores[..]);

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_setfl, fstatvfs};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::linux::limit::{self, Resource};
 use xxhash_rust::xxh3::xxh3_128;
@@ -19,6 +19,7 @@ use super::take::MOST_RUNS;
 use crate::doctor::limits::TELL;
 use crate::error::{Error, Kind, Result, SystemError};
 use crate::pager::is_zero;
+use crate::store::free_bytes;
 
 /// Pages are written so many bytes at a time.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -86,6 +87,8 @@ pub(super) struct Target {
     current: Current,
     /// Where the next one begins.
     end: u64,
+    /// The snapshot that was begun last came to an end for want of room, and nothing else.
+    lacked_room: bool,
 }
 
 impl Target {
@@ -93,7 +96,7 @@ impl Target {
     pub(super) fn at(path: &Path, regions: Vec<SavedRegion>) -> Result<Target> {
         let header = Header { identity: [0; 16], regions };
         let end = data_at(&header);
-        Ok(Target { place: Place::take(path)?, header, current: Current::NONE, end })
+        Ok(Target { place: Place::take(path)?, header, current: Current::NONE, end, lacked_room: false })
     }
 
     /// Begins a new file, which takes the place of the one that is there when its first snapshot is whole.
@@ -160,8 +163,25 @@ impl Target {
         self.end
     }
 
+    /// Whether the disk has room for a new file beside this one, with so many pages. Where that is not known it is tried.
+    pub(super) fn has_room(&self, pages: u64) -> bool {
+        let parts = pages / (PART_BYTES / ENTRY_BYTES) as u64 + 1;
+        let tables = pages * ENTRY_BYTES as u64 + (MOST_RUNS * RUN_BYTES) as u64 + parts * 2 * PAGE;
+        let bytes = data_at(&self.header) + pages * PAGE + tables;
+        let disk = self.place.file().and_then(|file| Ok(fstatvfs(&*file)?));
+        // The file system notes where it all is.
+        disk.map_or(true, |disk| free_bytes(&disk) >= bytes + bytes / 64)
+    }
+
+    /// Whether what was begun last failed for want of room, while it was written. Then the newest snapshot stands, and another may build on it.
+    /// After any other error, of the disk's last word too, nobody knows what the disk has.
+    pub(super) fn lacked_room(&mut self) -> bool {
+        std::mem::take(&mut self.lacked_room)
+    }
+
     /// Begins another snapshot, which builds on the newest, if there is one.
     pub(super) fn begin(&mut self) -> Writing<'_> {
+        self.lacked_room = false;
         if let Ok(file) = self.place.file() {
             past_the_cache(&file);
         }
@@ -299,10 +319,15 @@ impl Writing<'_> {
             is_as_long(&file, self.at)?;
             self.request.write(&file, self.at)
         });
-        written.map_err(|cause| failed(self.target.place.path(), cause))?;
+        written.map_err(|cause| self.not_written(cause))?;
         self.at += self.request.len_bytes as u64;
         self.request.len_bytes = 0;
         Ok(())
+    }
+
+    fn not_written(&mut self, cause: io::Error) -> Error {
+        self.target.lacked_room = matches!(cause.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+        failed(self.target.place.path(), cause)
     }
 
     /// Makes it the newest. When this returns, it survives a crash of the machine.
@@ -317,10 +342,11 @@ impl Writing<'_> {
             through_the_cache(&file);
             within_limit(end)?;
             is_as_long(&file, self.at)?;
-            file.write_all_at(&self.table, self.at)?;
-            file.sync_data()
+            file.write_all_at(&self.table, self.at)
         });
-        written.map_err(|cause| failed(self.target, cause))?;
+        written.map_err(|cause| self.not_written(cause))?;
+        let synced = self.target.place.file().and_then(|file| file.sync_data());
+        synced.map_err(|cause| failed(self.target, cause))?;
         // From here on it may be the newest, even where the disk reports an error.
         self.done = true;
         let current = Current { sequence: self.target.current.sequence + 1, trailer_at };

@@ -574,7 +574,7 @@ fn file_system(path: &Path) -> io::Result<StatVfs> {
 }
 
 /// What one may still have of a file system. Of one that states no size, as a ramfs, any number.
-fn free_bytes(of: &StatVfs) -> u64 {
+pub(crate) fn free_bytes(of: &StatVfs) -> u64 {
     if of.f_blocks == 0 { u64::MAX } else { of.f_bavail.saturating_mul(of.f_frsize) }
 }
 

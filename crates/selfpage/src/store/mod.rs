@@ -26,6 +26,7 @@ mod zeros;
 pub use engine::IoChoice;
 pub(crate) use engine::{LOCKED, forget_engines, has_no_room, with_engines};
 pub use file::FileStore;
+pub(crate) use file::free_bytes;
 pub(crate) use linux::descriptor::over_fork::{OwnFiles, Reserved};
 pub(crate) use linux::descriptor::{
     Alone, Descriptor, Nowhere, Numbered, borrow_number, copied_descriptor, forget_numbers, move_descriptor,

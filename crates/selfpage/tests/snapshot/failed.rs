@@ -1,8 +1,8 @@
 //! A snapshot that cannot be written: nobody hangs, and the one before stays.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage::snapshot::{Snapshot, Snapshots};
@@ -57,6 +57,107 @@ fn on_a_full_disk_the_old_one_stays_and_the_program_goes_on() {
     snapshots.take().unwrap();
     let new = Snapshot::open(&path).unwrap();
     assert!((0..PAGES).all(|page| saved(&new, 0, page)[0] == 3000 + page as u64));
+}
+
+/// Takes all the room that a disk has left.
+fn filled(path: &Path) {
+    let mut file = std::fs::File::create(path).unwrap();
+    let block = [7; PAGE];
+    let why = (0..).find_map(|_| file.write_all(&block).err()).unwrap();
+    assert_eq!(why.kind(), io::ErrorKind::StorageFull);
+}
+
+#[test]
+fn a_file_beside_which_there_is_no_room_for_another_grows_on() {
+    const PAGES: usize = 1280;
+    let dir = tempfile::tempdir().unwrap();
+    if let Err(error) = disk::mount(dir.path(), 4 * PAGES * PAGE) {
+        return skip::skip("mount", &format!("{error}: run as root"));
+    }
+    let (path, ballast) = (dir.path().join("one.snap"), dir.path().join("ballast"));
+    let domain = Domain::with_frames(2 * PAGES * PAGE).build().unwrap();
+    let region = domain.region(PAGES * PAGE).zero().unwrap();
+    let words = Words::of(&region);
+    let put = |number: u64, pages: usize| {
+        (0..pages).for_each(|page| words.at(page, 0).store(number, Ordering::Relaxed));
+    };
+    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+    let mut sequences = Vec::new();
+    let mut take = |pages: usize| {
+        let taken = snapshots.take()?;
+        assert_eq!(taken.pages, pages as u64);
+        let snapshot = Snapshot::open(&path).unwrap();
+        snapshot.verify().unwrap();
+        (0..PAGES).for_each(|page| assert_eq!(saved(&snapshot, 0, page)[0], words.at(page, 0).load(Ordering::Relaxed)));
+        sequences.push(snapshot.sequence());
+        selfpage::Result::Ok(())
+    };
+    // The fourth brings it above three times the first, where there would be a new one were there room.
+    for (number, pages) in [(1, PAGES), (2, PAGES), (3, PAGES), (4, 20), (5, 1)] {
+        put(number, pages);
+        take(pages).unwrap();
+    }
+    // What did not fit is in the next one that does, read or not: pages are written 256 at a time. There is less room for that than all take.
+    filled(&ballast);
+    for number in [6, 7] {
+        put(number, 400);
+        let failed = take(0);
+        assert_eq!(failed.as_ref().err().map(|error| error.kind()), Some(Kind::OutOfSpace), "{failed:?}");
+        assert_eq!(saved(&Snapshot::open(&path).unwrap(), 0, 0)[0], 5, "the one before is the newest");
+    }
+    std::fs::remove_file(&ballast).unwrap();
+    words.at(700, 0).store(8, Ordering::Relaxed);
+    take(401).unwrap();
+    assert_eq!(sequences, [1, 2, 3, 4, 5, 6]);
+}
+
+/// What a thread wrote to before, at and after the cut of a snapshot that did not fit.
+#[test]
+fn the_next_snapshot_after_one_that_did_not_fit_lacks_nothing() {
+    const PAGES: usize = 512;
+    let dir = tempfile::tempdir().unwrap();
+    if let Err(error) = disk::mount(dir.path(), 16 * PAGES * PAGE) {
+        return skip::skip("mount", &format!("{error}: run as root"));
+    }
+    let (path, ballast) = (dir.path().join("one.snap"), dir.path().join("ballast"));
+    let domain = Domain::with_frames(PAGES / 2 * PAGE).build().unwrap();
+    let store = MemoryStore::new((4 * PAGES * PAGE) as u64).unwrap();
+    let region = domain.region(PAGES * PAGE).stored(store).unwrap();
+    let words = Words::of(&region);
+    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+    let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    let write = || {
+        let number = count.fetch_add(1, Ordering::Relaxed);
+        words.at(number as usize * 7 % PAGES, 1).store(number + 1, Ordering::Relaxed);
+    };
+    (0..PAGES).for_each(|_| write());
+    snapshots.take().unwrap();
+    for _ in 0..6 {
+        filled(&ballast);
+        stop.store(false, Ordering::Relaxed);
+        let failed = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    write();
+                }
+            });
+            let before = count.load(Ordering::Relaxed);
+            while count.load(Ordering::Relaxed) < before + 100 {
+                std::thread::yield_now();
+            }
+            let failed = snapshots.take();
+            stop.store(true, Ordering::Relaxed);
+            writer.join().unwrap();
+            failed
+        });
+        assert_eq!(failed.as_ref().err().map(|error| error.kind()), Some(Kind::OutOfSpace), "{failed:?}");
+        std::fs::remove_file(&ballast).unwrap();
+        snapshots.take().unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        snapshot.verify().unwrap();
+        let lacking = |page: &usize| saved(&snapshot, 0, *page)[1] != words.at(*page, 1).load(Ordering::Relaxed);
+        assert_eq!((0..PAGES).filter(lacking).count(), 0);
+    }
 }
 
 /// The kernel sends `SIGXFSZ` for a write beyond the limit, which would end the process.
