@@ -106,6 +106,20 @@ pub unsafe fn map_anonymous(place: Place, len_bytes: usize, access: Access) -> R
     unsafe { map(place, len_bytes, access, flags, Descriptor::ABSENT, 0) }
 }
 
+/// Reserves `len_bytes` of addresses, which nobody may touch before [`protect`] opens them. What is opened is a claim on memory, and the kernel
+/// notes that: what was touched and is closed again never becomes one mapping with what nobody has touched.
+///
+/// # Errors
+/// What mmap(2) says.
+///
+/// # Safety
+/// owned-range: as for [`map_anonymous`].
+pub unsafe fn reserve(place: Place, len_bytes: usize) -> Result<usize, Errno> {
+    let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS;
+    // SAFETY: owned-range: passed on from our caller.
+    unsafe { map(place, len_bytes, Access::None, flags, Descriptor::ABSENT, 0) }
+}
+
 /// Maps `len_bytes` of an open file (or memfd) from `offset_bytes` on. Returns the address.
 ///
 /// # Errors

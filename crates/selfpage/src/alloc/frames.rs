@@ -257,7 +257,10 @@ unsafe fn map_again(addr: usize, len_bytes: usize) {
         return;
     }
     // SAFETY: slot-held: passed on from our caller.
-    if unsafe { memory::map_anonymous(Place::Over(addr), len_bytes, Access::ReadWrite) }.is_err() {
+    let mapped = unsafe {
+        memory::reserve(Place::Over(addr), len_bytes).and_then(|_| memory::protect(addr, len_bytes, Access::ReadWrite))
+    };
+    if mapped.is_err() {
         crate::die("the kernel unmapped a part of a block's addresses, and does not map it again");
     }
     // SAFETY: slot-held: as above.
@@ -333,7 +336,7 @@ pub(super) unsafe fn free_frames(addr: usize, len_bytes: usize) -> bool {
 /// *slot-held*: as for [`drop_frames`].
 pub(super) unsafe fn close(addr: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: nobody needs what is there, nor the mapping.
-    unsafe { memory::map_anonymous(Place::Over(addr), len_bytes, Access::None) }.is_ok()
+    unsafe { memory::reserve(Place::Over(addr), len_bytes) }.is_ok()
 }
 
 /// Takes away the right to touch a range. False: there are no mappings left for it.

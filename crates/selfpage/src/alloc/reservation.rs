@@ -123,7 +123,9 @@ impl Reservation {
         let (len, records_len) = (rank_bytes * (1 + ROOMY_RANKS) + slack, RANKS * slots_of_rank * size_of::<Slot>());
         // SAFETY: owned-range: fresh mappings replace nothing; the first is given back where the second cannot be had.
         let (reserved, records) = unsafe {
-            let reserved = memory::map_anonymous(Place::Anywhere, len, Access::None).ok()?;
+            // A core dump has all of a mapping that was touched anywhere, and the kernel looks at each page of it. Of what is closed that is only
+            // what was open before: the rest of a rank stays a mapping of its own.
+            let reserved = memory::reserve(Place::Anywhere, len).ok()?;
             let Ok(records) = memory::map_anonymous(Place::Anywhere, records_len, Access::None) else {
                 let _ = memory::unmap(reserved, len);
                 return None;
@@ -389,5 +391,38 @@ impl Reservation {
             (0, _) => len_bytes.next_multiple_of(HUGE_PAGE_BYTES),
             _ => (len_bytes + len_bytes / 8).next_multiple_of(HUGE_PAGE_BYTES),
         }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// How long the mapping is that has this address.
+    pub(in crate::alloc) fn mapping_bytes(addr: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        let mappings = maps.lines().filter_map(|line| line.split_once(' ')?.0.split_once('-'));
+        let mut ranges = mappings.map(|(start, end)| number(start)..number(end));
+        ranges.find(|range| range.contains(&addr)).unwrap().len()
+    }
+
+    /// A core dump has all of a mapping that was touched anywhere: with the rest of a rank that would be terabytes to look through.
+    #[test]
+    fn what_was_touched_and_is_closed_stays_apart_from_the_rest_of_its_rank() {
+        let mut reservation = Reservation::new().unwrap();
+        let id = reservation.fresh(FIRST_LARGE + 2).unwrap();
+        let addr = reservation.addr(id);
+        assert!(reservation.open_to(id, 10 * MIB));
+        // SAFETY: slot-held: a slot of our own, this far open.
+        unsafe { (addr as *mut u8).write_bytes(7, 10 * MIB) };
+        reservation.slot_mut(id).framed_bytes = 9 * MIB;
+        reservation.shut_behind(id);
+        assert_eq!([addr, addr + 9 * MIB].map(mapping_bytes), [9 * MIB, MIB]);
+        // And is one mapping with what lies before it when it is open again.
+        assert!(reservation.open_to(id, 12 * MIB));
+        assert_eq!(mapping_bytes(addr), 12 * MIB);
     }
 }

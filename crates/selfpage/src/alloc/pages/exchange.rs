@@ -136,7 +136,8 @@ impl Pages {
         }
         let Some(reservation) = &mut self.reservation else { return false };
         let span = reservation.slot(a).reached().max(reservation.slot(b).reached()).next_multiple_of(ENTRY_BYTES);
-        if [a, b, between].iter().any(|id| Reservation::room(id.rank()) < span) {
+        // A mapping that is longer than the machine has memory the kernel does not move.
+        if [a, b, between].iter().any(|id| Reservation::room(id.rank()) < span) || !frames::machine_has(span) {
             return false;
         }
         let slots = [a, b, between].map(|id| (reservation.addr(id), reservation.slot(id).open_bytes));
@@ -195,5 +196,33 @@ impl Pages {
     fn strict_overcommit(&mut self) -> bool {
         let is = |setting: &[u8]| !matches!(setting, [b'0' | b'1', ..]);
         *self.strict_overcommit.get_or_insert_with(|| is(&frames::setting(frames::OVERCOMMIT)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::reservation::tests::mapping_bytes;
+
+    /// As where a block ends in the middle of what was touched: a core dump looks through all of the mapping behind it.
+    #[test]
+    fn what_was_open_for_a_moment_stays_apart_from_the_rest_of_its_rank() {
+        const LEN: usize = (256 << 20) + 4096;
+        let mut pages = Pages::new();
+        let blocks = [(); 2].map(|()| {
+            let addr = pages.allocate(LEN, 1).unwrap().addr;
+            // SAFETY: slot-held: a new block.
+            unsafe { (addr as *mut u8).write(7) };
+            pages.block(addr).unwrap()
+        });
+        // The second time all comes back to where it was first touched.
+        for _ in 0..2 {
+            assert!(pages.exchange(blocks[0], blocks[1]));
+            for id in blocks {
+                let Some(reservation) = &pages.reservation else { unreachable!() };
+                let end = reservation.addr(id) + reservation.slot(id).open_bytes;
+                assert!(mapping_bytes(end) <= ENTRY_BYTES, "{} bytes", mapping_bytes(end));
+            }
+        }
     }
 }
