@@ -182,3 +182,28 @@ fn it_leaves_errno_as_it_was() {
     command.arg("errno");
     lives(command);
 }
+
+/// How many mappings a program has left that had `count` blocks of 1.1 MB. `None`: the kernel would refuse them, whoever asks.
+fn mappings_left(count: &str, mode: &str, retain: &str) -> Option<usize> {
+    let setting = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    if setting.trim() == "2" {
+        skip("overcommit", "44 GB may be more than is allowed: sysctl -w vm.overcommit_memory=0");
+        return None;
+    }
+    let mut command = preloaded(compile("many.c", &[]));
+    let output = command.args([count, mode]).env("SELFPAGE_RETAIN", retain).output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    Some(text(&output).trim().parse().unwrap())
+}
+
+#[test]
+fn the_mappings_of_freed_blocks_go_back() {
+    let Some(left) = mappings_left("24000", "trim", "1G") else { return };
+    assert!(left < 1000, "{left} mappings after malloc_trim");
+}
+
+#[test]
+fn also_where_nothing_is_kept() {
+    let Some(left) = mappings_left("24000", "", "0") else { return };
+    assert!(left < 10_000, "{left} mappings");
+}

@@ -7,7 +7,7 @@ use selfpage_core::addr::PAGE_BYTES;
 use super::culprit::Culprit;
 use super::frames;
 use super::lock::{Held, Lock};
-use super::pages::{Given, Pages};
+use super::pages::{Given, Pages, Sweep};
 use super::reservation::{LEAST_ROOM, may_contain};
 use super::rounds::Rounds;
 use super::run::Run;
@@ -297,14 +297,16 @@ pub fn trap_on_use_after_free() {
     PAGES.take().begin_quarantine();
 }
 
-/// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks, and all that it was left before and has
-/// not taken. Returns how many bytes went that were kept.
+/// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks, all that it was left before and has
+/// not taken, and the mappings of slots that have no frames. Returns how many bytes went that were kept.
 pub fn trim(keep_bytes: usize) -> usize {
     let went = give_back(keep_bytes, frames::drop_frames, Patience::Waits);
     let sweep = PAGES.take().begin_sweep();
     if let Some(mut sweep) = sweep {
         while PAGES.take().sweep(&mut sweep) {}
     }
+    let mut bare = Sweep::default();
+    while PAGES.take().close_bare(&mut bare) {}
     went
 }
 

@@ -17,6 +17,7 @@ mod quarantine;
 mod surplus;
 
 use quarantine::Quarantine;
+pub(super) use surplus::Sweep;
 
 /// How much more room than it has now a block gets that had to move because it grew.
 const ROOM_TO_GROW: usize = 16;
@@ -28,6 +29,8 @@ const LITTLE: usize = 64 << 10;
 const MOST_PIECES: usize = 8 << 10;
 /// And in one slot, until it is free.
 const PIECES_OF_SLOT: u16 = 256;
+/// From so many open large slots on, those without frames are closed: nobody misses them, and each takes two mappings.
+const MANY_SLOTS: usize = 4 << 10;
 
 /// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
 /// before is less than is left alone of a limit of 80 MiB.
@@ -319,8 +322,16 @@ impl Pages {
         if self.quarantine.is_on() && self.quarantine(id) {
             return;
         }
+        self.put_away(id);
+    }
+
+    /// Puts a free slot into the cache: closed, where all that it has is mappings, and there are many such, or too many of its own.
+    #[inline]
+    fn put_away(&mut self, id: SlotId) {
         let Some(reservation) = &mut self.reservation else { return };
-        if reservation.slot(id).pieces > PIECES_OF_SLOT {
+        let slot = reservation.slot(id);
+        let is_bare = slot.framed_bytes == 0 && slot.open_bytes > 0;
+        if slot.pieces > PIECES_OF_SLOT || is_bare && reservation.open_slots > MANY_SLOTS {
             self.mend(id);
         }
         let Some(reservation) = &mut self.reservation else { return };
@@ -340,8 +351,9 @@ impl Pages {
             self.pieces -= slot.pieces as usize;
             self.retention.framed_bytes -= slot.framed_bytes;
             self.counts.dropped_bytes += slot.framed_bytes as u64;
-            (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.framed_bytes) = (0, 0, 0, 0);
+            (slot.pieces, slot.dirty_bytes, slot.framed_bytes) = (0, 0, 0);
             slot.plain = true;
+            reservation.note_open(id, 0);
         }
     }
 

@@ -97,6 +97,8 @@ pub(super) struct Reservation {
     opened: [usize; RANKS],
     /// Of which the kernel gives no more huge pages, in packed ranks.
     plain: [usize; CLASSES],
+    /// Large slots of which something may be touched: each is two mappings, with what is closed behind.
+    pub(super) open_slots: usize,
 }
 
 // SAFETY: slot-record: the records belong to the reservation, which is reached under the allocator's lock.
@@ -157,6 +159,7 @@ impl Reservation {
             recorded: [0; RANKS],
             opened: [0; RANKS],
             plain: [0; CLASSES],
+            open_slots: 0,
         })
     }
 
@@ -358,9 +361,15 @@ impl Reservation {
         // SAFETY: owned-range: the slot's own addresses.
         let open = end <= before || unsafe { memory::protect(addr + before, end - before, Access::ReadWrite) }.is_ok();
         if open {
-            slot.open_bytes = before.max(end);
+            self.note_open(id, before.max(end));
         }
         open
+    }
+
+    /// Notes how far a large slot may be touched.
+    pub(super) fn note_open(&mut self, id: SlotId, open_bytes: usize) {
+        let before = std::mem::replace(&mut self.slot_mut(id).open_bytes, open_bytes);
+        self.open_slots = self.open_slots + usize::from(open_bytes > 0) - usize::from(before > 0);
     }
 
     /// Has nobody touch what lies behind the frames of a large slot, or a touch of the block could bring a whole huge page, and `khugepaged`
@@ -371,7 +380,7 @@ impl Reservation {
         let from = slot.framed_bytes;
         // SAFETY: slot-held: behind a block, in its slot.
         if from < slot.open_bytes && unsafe { frames::shut(addr + from, slot.open_bytes - from) } {
-            slot.open_bytes = from;
+            self.note_open(id, from);
         }
     }
 

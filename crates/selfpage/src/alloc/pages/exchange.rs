@@ -150,8 +150,9 @@ impl Pages {
             unsafe { frames::swap(first, second, third, span) };
             // All of it is open now.
             let slot = reservation.slot_mut(between);
-            slot.open_bytes = slot.open_bytes.max(span);
             slot.dirty_bytes = slot.dirty_bytes.max(span);
+            let open_bytes = slot.open_bytes.max(span);
+            reservation.note_open(between, open_bytes);
             self.leave(between);
             self.swap_records(a, b);
         }
@@ -163,7 +164,7 @@ impl Pages {
             let Some(reservation) = &mut self.reservation else { return false };
             let open = reservation.slot(id).open_bytes;
             if stays_open {
-                reservation.slot_mut(id).open_bytes = span;
+                reservation.note_open(id, span);
                 self.shut_begun(id);
                 continue;
             }

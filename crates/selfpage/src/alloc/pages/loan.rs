@@ -92,8 +92,7 @@ impl Pages {
             self.mend(lender);
         }
         self.shut_begun(lender);
-        let Some(reservation) = &mut self.reservation else { return false };
-        self.cache.put(reservation, lender);
+        self.put_away(lender);
         lent
     }
 

@@ -134,8 +134,7 @@ impl Pages {
         if slot.framed_bytes == 0 && (slot.pieces > 0 || locked(slot.open_bytes)) {
             self.mend(surplus.id);
         }
-        let Some(reservation) = &mut self.reservation else { return };
-        self.cache.put(reservation, surplus.id);
+        self.put_away(surplus.id);
     }
 
     /// Closes free large slots, with what they have, and what is open behind blocks. False: there was nothing to close.
@@ -168,6 +167,30 @@ impl Pages {
             }
             _ => false,
         }
+    }
+
+    /// Closes the next free large slot that has no frames. False: that was all.
+    pub(in crate::alloc) fn close_bare(&mut self, sweep: &mut Sweep) -> bool {
+        let Some(reservation) = self.reservation.as_mut().filter(|reservation| reservation.open_slots > 0) else {
+            return false;
+        };
+        sweep.rank = sweep.rank.max(FIRST_LARGE);
+        for _ in 0..SLOTS_AT_ONCE {
+            while sweep.index == reservation.used(sweep.rank) {
+                *sweep = Sweep { rank: sweep.rank + 1, index: 0 };
+                if sweep.rank == RANKS {
+                    return false;
+                }
+            }
+            let id = SlotId::new(sweep.rank, sweep.index);
+            sweep.index += 1;
+            let slot = reservation.slot(id);
+            if slot.holder == Holder::Nobody && slot.framed_bytes == 0 && slot.open_bytes > 0 {
+                self.close_slot(id);
+                break;
+            }
+        }
+        true
     }
 
     /// Whether frames were left to the kernel since this was asked last.
@@ -207,7 +230,7 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
-    use super::super::MOST_PIECES;
+    use super::super::{MANY_SLOTS, MOST_PIECES};
     use super::*;
     use crate::child;
 
@@ -303,6 +326,32 @@ mod tests {
         pages.pieces = MOST_PIECES;
         assert!(pages.resize_in_place(id, BYTES / 2));
         assert_eq!(dropped(&pages), BYTES / 2);
+    }
+
+    #[test]
+    fn of_many_slots_those_without_frames_are_closed() {
+        // Alone: while a fork waits nothing is dropped.
+        child::forked(|| {
+            const OTHERS: usize = MANY_SLOTS - 10;
+            let mut pages = Pages::new();
+            let blocks = [(); 20].map(|()| pages.allocate(BYTES, 1).unwrap().addr);
+            let open_slots = |pages: &Pages| pages.reservation.as_ref().unwrap().open_slots;
+            assert_eq!(open_slots(&pages), blocks.len());
+            pages.reservation.as_mut().unwrap().open_slots += OTHERS;
+            pages.retention.keep_bytes = Some(0);
+            for addr in blocks {
+                let id = pages.block(addr).unwrap();
+                pages.free(id);
+                let surplus = pages.surplus(pages.retention.excess_bytes()).unwrap();
+                pages.dropped(surplus, true);
+            }
+            assert_eq!(open_slots(&pages), MANY_SLOTS);
+            // The last one is taken again.
+            assert_eq!(pages.allocate(BYTES, 1).unwrap().addr, blocks[19]);
+            let mut sweep = Sweep::default();
+            while pages.close_bare(&mut sweep) {}
+            assert_eq!(open_slots(&pages), OTHERS + 1);
+        });
     }
 
     #[test]
