@@ -68,7 +68,7 @@ extern void *selfpage_large_reallocate(void *block, size_t before, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
 extern bool selfpage_large_owns(const void *block);
-extern bool selfpage_large_is_all(void);
+extern bool selfpage_large_is_all(size_t size);
 extern void selfpage_prepare_for_forks(void);
 extern void selfpage_look_around(void);
 extern void selfpage_look_for_limit(void);
@@ -316,12 +316,13 @@ static inline size_t at_least(size_t size) {
 }
 
 // Whether that is all there is to say: else the block is one for mimalloc. Where the process may not have all addresses, the page allocator
-// has few long slots, or none, while there may be room in our range, or no such range, and room elsewhere.
-static bool is_settled(const void *block, int errno_before) {
+// has few long slots, or none, while there may be room in our range, or no such range, and room elsewhere. And each of its slots takes two of the
+// process's mappings, where our range takes one or two for 32 MiB.
+static bool is_settled(const void *block, size_t size, int errno_before) {
     if (block != NULL) return true;
     // The first object has the range reserved, and there may have been none.
     if (range.start == NO_HEAP) mi_free(mi_malloc(SMALLEST_BYTES));
-    bool settled = range.start != NO_HEAP && selfpage_large_is_all();
+    bool settled = range.start != NO_HEAP && selfpage_large_is_all(size);
     errno = settled ? ENOMEM : errno_before;
     return settled;
 }
@@ -329,7 +330,7 @@ static bool is_settled(const void *block, int errno_before) {
 static void *allocate_large(size_t size, size_t align) {
     int before = errno;
     void *block = selfpage_large_allocate(size, align, false);
-    return mi_likely(is_settled(block, before)) ? block : handed_out(mi_malloc_aligned(size, align));
+    return mi_likely(is_settled(block, size, before)) ? block : handed_out(mi_malloc_aligned(size, align));
 }
 
 // What comes before an object that may have a page to itself. Such pages that other threads have freed are fetched first: mimalloc does so at every
@@ -378,7 +379,7 @@ void *selfpage_heap_calloc(size_t count, size_t size) {
     if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
     int before = errno;
     void *block = selfpage_large_allocate(total, 1, true);
-    return mi_likely(is_settled(block, before)) ? block : mi_zalloc(total);
+    return mi_likely(is_settled(block, total, before)) ? block : mi_zalloc(total);
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
@@ -433,7 +434,7 @@ void *selfpage_heap_realloc(void *block, size_t size) {
         if (size <= before && size >= before / 2) return block;
     } else if (size >= LARGE_BYTES && selfpage_large_owns(block)) {
         void *resized = selfpage_large_reallocate(block, before, size);
-        if (mi_likely(is_settled(resized, errno_before))) return resized;
+        if (mi_likely(is_settled(resized, size, errno_before))) return resized;
     }
     void *new_block = selfpage_heap_malloc(size);
     // That memory is used up is no reason to refuse less of it.

@@ -282,8 +282,15 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
 
 /// Whether a block that cannot be had here is not to be had in the objects' range either, nor from the kernel.
 #[unsafe(no_mangle)]
-extern "C" fn selfpage_large_is_all() -> bool {
-    alloc::has_all_addresses()
+extern "C" fn selfpage_large_is_all(size: usize) -> bool {
+    alloc::lacks_memory_alone(size)
+}
+
+/// Whether long objects are in the range because there are no mappings for blocks: those that are touched sparsely are not to have huge pages, and
+/// they would take a mapping more for each part of the range.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_heap_has_blocks() -> bool {
+    alloc::lacked_mappings()
 }
 
 /// How long one of these blocks is; 0: it is none of them, or was freed.

@@ -158,6 +158,9 @@ static void ask_for_medium_pages(void) {
 // One of mimalloc's variables for it is set.
 static bool opens_in_parts;
 
+// And whether the range has blocks that had no mappings of their own.
+extern bool selfpage_heap_has_blocks(void) __attribute__((visibility("hidden")));
+
 static int heap_mprotect(void *at, size_t len, int protection) {
     size_t from = heap_offset(at), end = from + len;
     bool opens = from < range_bytes && (protection & PROT_WRITE);
@@ -186,7 +189,7 @@ static int heap_mprotect(void *at, size_t len, int protection) {
     if (opens && from == 0) ask_for_medium_pages();
     // A kernel without huge pages goes on with small ones.
     int before = errno;
-    for (size_t next; opens && from < end; from = next) {
+    for (size_t next; opens && from < end && !selfpage_heap_has_blocks(); from = next) {
         next = (from / SEGMENT_BYTES + 1) * SEGMENT_BYTES;
         size_t small = next == SEGMENT_BYTES ? SMALL_PAGES_BYTES : next <= FEW_SEGMENTS_BYTES ? 0 : HUGE_PAGE_BYTES;
         if (from < next - SEGMENT_BYTES + small) from = next - SEGMENT_BYTES + small;

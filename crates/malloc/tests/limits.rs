@@ -207,3 +207,8 @@ fn also_where_nothing_is_kept() {
     let Some(left) = mappings_left("24000", "", "0") else { return };
     assert!(left < 10_000, "{left} mappings");
 }
+
+#[test]
+fn there_are_more_blocks_than_mappings_for_them() {
+    mappings_left("40000", "trim", "1G");
+}

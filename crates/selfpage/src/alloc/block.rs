@@ -1,6 +1,7 @@
 //! Blocks: allocated, freed, resized, asked about.
 
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::PAGE_BYTES;
 
@@ -247,13 +248,18 @@ pub fn owns(addr: usize) -> bool {
     may_contain(addr)
 }
 
-/// Whether blocks have all the addresses that they can come to have: one that cannot be had is not to be looked for elsewhere then. A process that
-/// may have few addresses has not. They are reserved for it, if there was no block yet.
+/// Whether a block of `len_bytes` that cannot be had is not to be looked for elsewhere: there is no memory for it. Else it may be addresses that lack,
+/// which are reserved if there was no block yet, or mappings.
 ///
 /// # Context
 /// As for [`allocate`].
-pub fn has_all_addresses() -> bool {
-    PAGES.take().has_all_addresses()
+pub fn lacks_memory_alone(len_bytes: usize) -> bool {
+    !may_ever_be(len_bytes) || !lacked_mappings() && PAGES.take().has_all_addresses()
+}
+
+/// Whether there was a block that found no mappings left. No lock is taken.
+pub fn lacked_mappings() -> bool {
+    NOTED.lacked_mappings.load(Ordering::Relaxed)
 }
 
 /// Where the block begins that `addr` is in, and how long it is. `None`: it is in no block.

@@ -410,6 +410,13 @@ pub(super) fn setting(path: &CStr) -> [u8; 32] {
     text
 }
 
+/// The number that such a setting is.
+pub(super) fn number(path: &CStr) -> Option<usize> {
+    let text = setting(path);
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,6 +10,7 @@ use super::cgroup::{self, Unknown};
 use super::file::File;
 use super::frames;
 use super::medium;
+use super::pages::MAPPINGS;
 use super::rounds::Rounds;
 use super::stats::NOTED;
 
@@ -53,6 +54,7 @@ pub fn look() {
     }
     // All that is read is read without the lock, which others wait for.
     let (limit, huge_pages) = (cgroup::limit(), medium::huge_pages_may_come());
+    let most_mappings = frames::number(c"/proc/sys/vm/max_map_count");
     let mut pages = PAGES.take();
     if let Err(Unknown::NoMemory | Unknown::NoDescriptor) = limit {
         // Another time.
@@ -67,6 +69,7 @@ pub fn look() {
         pages.retention.limit_bytes = limit.unwrap_or(usize::MAX);
     }
     pages.huge_pages.get_or_insert(huge_pages);
+    pages.most_mappings = most_mappings.unwrap_or(MAPPINGS);
     block::settle(pages);
 }
 

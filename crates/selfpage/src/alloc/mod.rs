@@ -57,8 +57,9 @@ mod tails;
 mod workers;
 
 pub use block::{
-    Severity, allocate, allocate_zeroed, block_around, culprit, decay, exchange, free, has_all_addresses, owns,
-    relieve, resize, resize_in_place, set_retention, stats, trap_on_use_after_free, trim, usable_bytes,
+    Severity, allocate, allocate_zeroed, block_around, culprit, decay, exchange, free, lacked_mappings,
+    lacks_memory_alone, owns, relieve, resize, resize_in_place, set_retention, stats, trap_on_use_after_free, trim,
+    usable_bytes,
 };
 pub use culprit::Culprit;
 pub use grow_vec::{GrowVec, IntoIter, OutOfMemory};

@@ -1,5 +1,7 @@
 //! The page allocator's state: which slot has which block, and what becomes of the frames of those that have none.
 
+use std::sync::atomic::Ordering;
+
 use selfpage_core::addr::PAGE_BYTES;
 
 use super::cache::Cache;
@@ -8,7 +10,7 @@ use super::frames::{self, TABLE_BYTES};
 use super::reservation::{ALIGNMENT, FIRST_LARGE, FIRST_ROOMY, RANKS, Reservation};
 use super::retention::Retention;
 use super::slot::{Holder, SlotId};
-use super::stats::Counts;
+use super::stats::{Counts, NOTED};
 use super::tails::Tails;
 
 mod exchange;
@@ -25,7 +27,9 @@ const ROOM_TO_GROW: usize = 16;
 const ROOM_AT_FIRST: usize = 4;
 /// How much more than twice its length a small block's slot may have of frames.
 const LITTLE: usize = 64 << 10;
-/// Mappings that moved frames may add, of the 65,530 that a process may have.
+/// How many mappings a process may have, where nobody has looked.
+pub(super) const MAPPINGS: usize = 65_530;
+/// Mappings that moved frames may add.
 const MOST_PIECES: usize = 8 << 10;
 /// And in one slot, until it is free.
 const PIECES_OF_SLOT: u16 = 256;
@@ -54,6 +58,8 @@ pub(super) struct Pages {
     strict_overcommit: Option<bool>,
     /// Whether it may give huge pages, as the look at the limit has found. `None`: nobody has looked yet, and what may come is counted.
     pub(super) huge_pages: Option<bool>,
+    /// How many mappings the process may have, as that look has found.
+    pub(super) most_mappings: usize,
 }
 
 /// A block, as its owner gets it.
@@ -81,6 +87,7 @@ impl Pages {
             lapsed: false,
             strict_overcommit: None,
             huge_pages: None,
+            most_mappings: MAPPINGS,
         }
     }
 
@@ -135,7 +142,10 @@ impl Pages {
                 }
             }
             rooms[0] = rooms[1];
-            if !self.close_free() {
+            // Where mappings lack one slot is enough, and to close what is open behind blocks would take some more.
+            let lacks_mappings = !self.has_mappings();
+            if !(if lacks_mappings { self.close_least() } else { self.close_free() }) {
+                NOTED.lacked_mappings.fetch_or(lacks_mappings, Ordering::Relaxed);
                 return None;
             }
         }
@@ -180,12 +190,24 @@ impl Pages {
     /// Opens a slot that is in no list as far as `len_bytes`. It goes back into the cache where that fails.
     fn open(&mut self, id: SlotId, len_bytes: usize) -> Option<()> {
         let ahead = id.rank() < FIRST_LARGE || self.may_have_all_of_last_table(id, len_bytes);
+        let has_mappings = self.has_mappings();
         let (reservation, cache) = self.ready()?;
-        let open = if ahead { reservation.open(id, len_bytes) } else { reservation.open_little_ahead(id, len_bytes) };
+        let adds_mappings = id.rank() >= FIRST_LARGE && reservation.slot(id).open_bytes == 0;
+        let open = match ahead {
+            _ if adds_mappings && !has_mappings => false,
+            true => reservation.open(id, len_bytes),
+            false => reservation.open_little_ahead(id, len_bytes),
+        };
         if !open && reservation.slot(id).len_bytes == 0 {
             cache.put(reservation, id);
         }
         open.then_some(())
+    }
+
+    /// Whether the process has mappings for one more large slot: some must be left for what it maps itself, threads among them, and for objects.
+    fn has_mappings(&self) -> bool {
+        let open_slots = self.reservation.as_ref().map_or(0, |reservation| reservation.open_slots);
+        2 * open_slots + self.pieces < self.most_mappings / 4 * 3
     }
 
     /// Whether a block that grows may have its last table open to the end, and counted so: not where what it does not need of that would have to go

@@ -55,12 +55,15 @@ pub(super) struct Noted {
     pub(super) limit_bytes: AtomicUsize,
     /// [`Pages::is_worth_a_look`].
     pub(super) is_worth_a_look: AtomicBool,
+    /// A block has found no mappings left for it. From then on some may have come from elsewhere.
+    pub(super) lacked_mappings: AtomicBool,
 }
 
 pub(super) static NOTED: Noted = Noted {
     cold_bytes: AtomicU64::new(0),
     limit_bytes: AtomicUsize::new(usize::MAX),
     is_worth_a_look: AtomicBool::new(false),
+    lacked_mappings: AtomicBool::new(false),
 };
 
 impl Noted {

@@ -150,6 +150,14 @@ impl Pages {
         closed
     }
 
+    /// Closes the free large slot with the fewest frames. False: there is none.
+    #[cold]
+    pub(super) fn close_least(&mut self) -> bool {
+        let Some(reservation) = &self.reservation else { return false };
+        let least = self.cache.large(reservation).last();
+        least.is_some_and(|id| self.close_slot(id))
+    }
+
     fn close_slot(&mut self, id: SlotId) -> bool {
         let Some(reservation) = &mut self.reservation else { return false };
         let (holder, open_bytes) = (reservation.slot(id).holder, reservation.slot(id).open_bytes);
@@ -232,6 +240,7 @@ impl Pages {
 mod tests {
     use super::super::{MANY_SLOTS, MOST_PIECES};
     use super::*;
+    use crate::alloc::block;
     use crate::child;
 
     const BYTES: usize = 8 << 20;
@@ -351,6 +360,25 @@ mod tests {
             let mut sweep = Sweep::default();
             while pages.close_bare(&mut sweep) {}
             assert_eq!(open_slots(&pages), OTHERS + 1);
+        });
+    }
+
+    #[test]
+    fn blocks_leave_mappings_for_others() {
+        // Alone: that there were none left is noted for all of the process.
+        child::forked(|| {
+            const LEN: usize = 5 << 20;
+            let mut pages = Pages::new();
+            pages.most_mappings = 200;
+            let blocks: Vec<_> = std::iter::from_fn(|| Some(pages.allocate(LEN, 1)?.addr)).take(1000).collect();
+            assert_eq!((blocks.len(), block::lacked_mappings()), (75, true));
+            // In the place of one that was freed there is one more: of its length, or too long for its slot.
+            for (addr, len_bytes) in [(blocks[0], LEN), (blocks[1], 16 * LEN), (blocks[2], LEN)] {
+                let id = pages.block(addr).unwrap();
+                pages.free(id);
+                assert!(pages.allocate(len_bytes, 1).is_some() && pages.allocate(len_bytes, 1).is_none());
+            }
+            assert_eq!(pages.reservation.as_ref().unwrap().open_slots, 75);
         });
     }
 
