@@ -6,8 +6,8 @@ use crate::{forks, malloc, maps, second_names};
 
 selfpage_heap::by_handle! {
     forks: __register_atfork;
-    malloc: malloc calloc realloc reallocarray free free_sized free_aligned_sized memalign aligned_alloc posix_memalign
-        valloc pvalloc malloc_usable_size malloc_trim mallinfo2;
+    malloc: malloc calloc realloc free memalign aligned_alloc posix_memalign valloc pvalloc malloc_usable_size malloc_trim
+        mallinfo2;
     maps: mmap mmap64 munmap;
     second_names: __libc_malloc __libc_calloc __libc_realloc __libc_free cfree __libc_memalign __libc_valloc __libc_pvalloc;
 }

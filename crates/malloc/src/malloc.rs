@@ -1,4 +1,5 @@
-//! The malloc family, as C sees it. C++'s `new` and `delete` of the standard library call it.
+//! The malloc family, as C sees it. C++'s `new` and `delete` of the standard library call it, and so do the C library's `reallocarray`,
+//! `free_sized` and `free_aligned_sized`: ours would not know that a program has a `realloc` and a `free` of its own, and no more.
 
 use std::ffi::{c_int, c_void};
 
@@ -51,26 +52,6 @@ pub unsafe extern "C" fn free(block: *mut c_void) {
     unsafe { selfpage_heap::free(block) }
 }
 
-/// As in C23.
-///
-/// # Safety
-/// As C has it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn free_sized(block: *mut c_void, _size: usize) {
-    // SAFETY: heap-block: C promises what we need.
-    unsafe { selfpage_heap::free(block) }
-}
-
-/// As in C23.
-///
-/// # Safety
-/// As C has it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn free_aligned_sized(block: *mut c_void, _align: usize, _size: usize) {
-    // SAFETY: heap-block: C promises what we need.
-    unsafe { selfpage_heap::free(block) }
-}
-
 /// As in the C library: of size 0 it frees.
 ///
 /// # Safety
@@ -84,19 +65,6 @@ pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void
             return std::ptr::null_mut();
         }
         selfpage_heap::reallocate(block, size)
-    }
-}
-
-/// As in the C library.
-///
-/// # Safety
-/// As C has it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void {
-    match count.checked_mul(size) {
-        // SAFETY: heap-block: C promises what we need.
-        Some(size) => unsafe { realloc(block, size) },
-        None => out_of_memory(),
     }
 }
 

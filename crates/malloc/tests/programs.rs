@@ -141,6 +141,27 @@ fn programs_that_load_another_allocator() {
     }
 }
 
+#[test]
+fn an_allocator_that_is_preloaded_before_gets_what_it_gave() {
+    let program = compile("arrays.c", &[]);
+    for library in brought::LIBRARIES {
+        let run = |libraries: &str| {
+            let mut command = preloaded(&program);
+            command.env("LD_PRELOAD", libraries).output().unwrap()
+        };
+        let alone = run(library);
+        if !errors(&alone).is_empty() {
+            skip(brought::name(library), &format!("{library} cannot be loaded: {}", errors(&alone)));
+            continue;
+        }
+        let both = run(&format!("{library}:{}", self::library().display()));
+        assert!(both.status.success(), "{library}: {:?} {}", both.status, errors(&both));
+        assert_eq!(text(&both), "done\n", "{library}");
+    }
+    let output = preloaded(&program).output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+}
+
 /// Whether a program mixes them with the plain names, or has its own `malloc` over them.
 #[test]
 fn the_c_librarys_second_names() {

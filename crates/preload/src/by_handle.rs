@@ -15,8 +15,8 @@ selfpage_heap::by_handle! {
         syscall;
     children: fork;
     clone: clone;
-    malloc: malloc calloc realloc reallocarray free free_sized free_aligned_sized memalign aligned_alloc posix_memalign
-        valloc pvalloc malloc_usable_size malloc_trim mallinfo2;
+    malloc: malloc calloc realloc free memalign aligned_alloc posix_memalign valloc pvalloc malloc_usable_size malloc_trim
+        mallinfo2;
     process: __register_atfork _Fork _exit _Exit execve execv execvp execvpe fexecve execveat execl execlp execle
         posix_spawn posix_spawnp;
     rights: setuid seteuid setreuid setresuid;

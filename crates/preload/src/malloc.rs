@@ -1,4 +1,5 @@
-//! The malloc family, as C sees it.
+//! The malloc family, as C sees it. The C library's `reallocarray`, `free_sized` and `free_aligned_sized` call it, or what the program has of its own;
+//! the first jumps to `realloc`, so that who called it stays the one who asks.
 
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
@@ -109,14 +110,6 @@ unsafe extern "C" fn realloc_for(block: *mut c_void, size: usize, returns_to: us
     }
 }
 
-unsafe extern "C" fn reallocarray_for(block: *mut c_void, count: usize, size: usize, returns_to: usize) -> *mut c_void {
-    match count.checked_mul(size) {
-        // SAFETY: heap-block: C promises what we need.
-        Some(size) => unsafe { realloc_for(block, size, returns_to) },
-        None => or_enomem(std::ptr::null_mut()),
-    }
-}
-
 extern "C" fn memalign_for(align: usize, size: usize, returns_to: usize) -> *mut c_void {
     // As the C library: what is no power of two is rounded up to one.
     match align.checked_next_power_of_two() {
@@ -174,7 +167,6 @@ exports! {
     malloc(usize) -> *mut c_void, "rsi", malloc_for;
     calloc(usize, usize) -> *mut c_void, "rdx", calloc_for;
     realloc(*mut c_void, usize) -> *mut c_void, "rdx", realloc_for;
-    reallocarray(*mut c_void, usize, usize) -> *mut c_void, "rcx", reallocarray_for;
     memalign(usize, usize) -> *mut c_void, "rdx", memalign_for;
     aligned_alloc(usize, usize) -> *mut c_void, "rdx", aligned_alloc_for;
     posix_memalign(*mut *mut c_void, usize, usize) -> c_int, "rcx", posix_memalign_for;
@@ -192,26 +184,6 @@ pub unsafe extern "C" fn free(block: *mut c_void) {
         // SAFETY: heap-block: C promises what we need.
         unsafe { heap::free(block.cast()) };
     }
-}
-
-/// As in C23.
-///
-/// # Safety
-/// As C has it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn free_sized(block: *mut c_void, _size: usize) {
-    // SAFETY: heap-block: C promises what we need.
-    unsafe { free(block) }
-}
-
-/// As in C23.
-///
-/// # Safety
-/// As C has it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn free_aligned_sized(block: *mut c_void, _align: usize, _size: usize) {
-    // SAFETY: heap-block: C promises what we need.
-    unsafe { free(block) }
 }
 
 /// As in the C library.

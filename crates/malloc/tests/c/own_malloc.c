@@ -1,6 +1,7 @@
 // A program that brings its own malloc, as those do that have one linked in: pieces of sizes of powers of two, out of mappings.
 // None of it may come from, or go to, any other.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -114,10 +115,29 @@ static void *work(void *number) {
     return strdup("a thread's");
 }
 
+// The C library's functions that are made of those above go by the program's.
+static void go_by_ours(void) {
+    unsigned long before = given;
+    char *array = reallocarray(NULL, 30, 10);
+    if (array == NULL || head_of(array)->mark != MARK) die("an array is another's\n");
+    memset(array, 7, 300);
+    array = reallocarray(array, 3000, 10);
+    if (array == NULL || head_of(array)->mark != MARK || array[299] != 7) die("an array has become another's\n");
+    free(array);
+    if (reallocarray(NULL, SIZE_MAX, 2) != NULL || errno != ENOMEM) die("a product that overflows\n");
+    // Of C23: not every C library has them.
+    void (*sized)(void *, size_t) = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "free_sized");
+    void (*aligned)(void *, size_t, size_t) = (void (*)(void *, size_t, size_t))dlsym(RTLD_DEFAULT, "free_aligned_sized");
+    sized != NULL ? sized(malloc(100), 100) : free(malloc(100));
+    aligned != NULL ? aligned(aligned_alloc(64, 128), 64, 128) : free(aligned_alloc(64, 128));
+    if (given - before < 4) die("somebody else was given a block\n");
+}
+
 // With "fork" a child does the same.
 int main(int count, char **arguments) {
     pthread_t thread[4];
     unsigned long before = taken;
+    go_by_ours();
     pthread_barrier_init(&all_have_theirs, NULL, 4);
     for (uintptr_t i = 0; i < 4; i++) if (pthread_create(&thread[i], NULL, work, (void *)i)) die("no thread\n");
     for (int i = 0; i < 4; i++) {
