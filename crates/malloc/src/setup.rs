@@ -74,7 +74,7 @@ impl Wishes {
             keeper: is_on(c"SELFPAGE_KEEPER").unwrap_or(true),
             checked: is_on(c"SELFPAGE_CHECKED").unwrap_or(false),
             maps: is_on(c"SELFPAGE_MAPS").unwrap_or(true),
-            retain_bytes: value(c"SELFPAGE_RETAIN").and_then(|said| {
+            retain_bytes: value(c"SELFPAGE_RETAIN").filter(|said| !said.is_empty()).and_then(|said| {
                 let bytes = size(said);
                 if bytes.is_none() {
                     sys::say(format_args!(
