@@ -148,6 +148,16 @@ fn a_program_may_forbid_itself_all_calls_that_are_not_listed() {
     }
 }
 
+#[test]
+fn most_of_what_few_addresses_have_room_for_is_the_programs() {
+    for kib in [2_000_000, 14_800_000] {
+        let mut command = preloaded("/bin/sh");
+        command.args(["-c", &format!("ulimit -v {kib}; exec timeout -s KILL 120 \"$0\"")]);
+        command.arg(compile("addresses.c", &[]));
+        lives(command);
+    }
+}
+
 /// Little data, in KiB: what is begun as the program grows finds nothing left.
 fn goes_on_with(kib: usize, mode: &str) {
     let mut command = preloaded("/bin/sh");

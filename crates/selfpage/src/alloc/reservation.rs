@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
 
 use super::class::{self, CLASSES};
@@ -34,7 +35,10 @@ const LONGEST_AHEAD: usize = LEAST_ROOM;
 const LEAST_AHEAD: usize = 64 << 10;
 
 const LARGEST_RANK_BYTES: usize = 1 << 41;
-const LEAST_RANK_BYTES: usize = 16 << 20;
+const LEAST_RANK_BYTES: usize = 8 << 20;
+/// Of the addresses that a process may have, the reservation is one part in so many at most: what is reserved is of no use to stacks of threads, nor to
+/// anybody else.
+const SHARE: usize = 8;
 /// The kernel counts what mlockall(2) locks of one mapping in an `int`: all pages but one of so much are the most that it counts right.
 const MAPPED_BYTES: usize = PAGE_BYTES << 31;
 /// Packed slots have a share of as many addresses as a roomy rank has: each class one of these parts.
@@ -105,24 +109,30 @@ pub(super) struct Reservation {
 unsafe impl Send for Reservation {}
 
 impl Reservation {
-    /// Reserves as much as the process may have, at best all ranks.
+    /// Reserves all ranks, as long as the process may have them. `None`: a part of what it may have would be too short.
     pub(super) fn new() -> Option<Reservation> {
-        let mut rank_bytes = LARGEST_RANK_BYTES;
-        loop {
-            if let Some(reservation) = Reservation::of(rank_bytes) {
-                return Some(reservation);
-            }
-            rank_bytes /= 8;
-            if rank_bytes < LEAST_RANK_BYTES {
-                return None;
-            }
-        }
+        Reservation::of(LARGEST_RANK_BYTES).or_else(Reservation::of_limited)
+    }
+
+    #[cold]
+    fn of_limited() -> Option<Reservation> {
+        let limit_bytes = limit::of_this_process(Resource::Addresses).ok().flatten();
+        let most_bytes = limit_bytes.map_or(usize::MAX, |bytes| bytes as usize / SHARE);
+        let shorter = |rank_bytes: &usize| Some(rank_bytes / 8).filter(|rank_bytes| *rank_bytes >= LEAST_RANK_BYTES);
+        std::iter::successors(shorter(&LARGEST_RANK_BYTES), shorter)
+            .filter(|rank_bytes| Reservation::len_bytes(*rank_bytes) <= most_bytes)
+            .find_map(Reservation::of)
+    }
+
+    /// All ranks, and what aligns the first.
+    fn len_bytes(rank_bytes: usize) -> usize {
+        rank_bytes * (1 + ROOMY_RANKS) + ALIGNMENT.min(rank_bytes)
     }
 
     fn of(rank_bytes: usize) -> Option<Reservation> {
         let slack = ALIGNMENT.min(rank_bytes);
         let slots_of_rank = (rank_bytes / LEAST_ROOM).min(SLOTS_OF_RANK);
-        let (len, records_len) = (rank_bytes * (1 + ROOMY_RANKS) + slack, RANKS * slots_of_rank * size_of::<Slot>());
+        let (len, records_len) = (Reservation::len_bytes(rank_bytes), RANKS * slots_of_rank * size_of::<Slot>());
         // SAFETY: owned-range: fresh mappings replace nothing; the first is given back where the second cannot be had.
         let (reserved, records) = unsafe {
             // A core dump has all of a mapping that was touched anywhere, and the kernel looks at each page of it. Of what is closed that is only
