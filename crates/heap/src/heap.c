@@ -391,9 +391,13 @@ void *selfpage_heap_aligned(size_t align, size_t size) {
     return allocate_large(size, align);
 }
 
-// Of a pointer that is neither in the range nor a larger block: ends the process where it cannot be an object from the kernel.
+// Of a pointer that is neither in what is open of the range nor a larger block: ends the process where it cannot be an object from the kernel.
 static void check_elsewhere(const char *call, const void *block) {
-    if (!has_objects_elsewhere() || ((uintptr_t)block & 7) || selfpage_large_owns(block)) selfpage_foreign(call, block);
+    _Static_assert(SEGMENTS_KNOWN_TO == MI_SEGMENT_MAP_MAX_ADDRESS, "where mimalloc's table ends");
+    enum elsewhere where = objects_elsewhere();
+    if (where == NOWHERE || ((uintptr_t)block & 7) || heap_offset(block) < range_bytes || selfpage_large_owns(block)
+        || (where == WHERE_MIMALLOC_KNOWS && !mi_is_in_heap_region(block)))
+        selfpage_foreign(call, block);
 }
 
 static __attribute__((noinline)) void free_other(void *block) {

@@ -39,11 +39,24 @@ static struct {
 // How long it is.
 static size_t range_bytes = HEAP_BYTES;
 static bool trusts_nobody;
-// Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is. Who was given such an
-// object sees it set.
-static bool objects_elsewhere;
+// Where objects may lie outside of the range. Who was given such an object sees it.
+enum elsewhere {
+    NOWHERE,
+    // In arenas of mimalloc's and in segments, and it knows where these are.
+    WHERE_MIMALLOC_KNOWS,
+    // A pointer that is not ours cannot be told from one that is.
+    ANYWHERE,
+};
+static int elsewhere = NOWHERE;
+// The table of segments that are in no arena goes up to here.
+#define SEGMENTS_KNOWN_TO ((uintptr_t)48 << 40)
 
-static inline bool has_objects_elsewhere(void) { return __atomic_load_n(&objects_elsewhere, __ATOMIC_RELAXED); }
+static inline enum elsewhere objects_elsewhere(void) { return __atomic_load_n(&elsewhere, __ATOMIC_RELAXED); }
+
+static void may_lie(enum elsewhere where) {
+    int before = __atomic_load_n(&elsewhere, __ATOMIC_RELAXED);
+    while (before < (int)where && !__atomic_compare_exchange_n(&elsewhere, &before, where, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
 
 // What the range stands on, where that is not the kernel: memory that somebody else lays out and pages.
 struct selfpage_ground {
@@ -115,7 +128,14 @@ static void *heap_mmap(void *at, size_t len, int protection, int flags, int file
     // Of threads that are all the first one has the range. The others' arenas lie elsewhere.
     if (len != HEAP_BYTES || __atomic_exchange_n(&is_reserved, true, __ATOMIC_RELAXED)) {
         void *found = mmap(at, len, protection, flags, file, offset);
-        if (found != MAP_FAILED && len >= LARGE_BYTES) __atomic_store_n(&objects_elsewhere, true, __ATOMIC_RELAXED);
+        // What is reserved alone, and no less than this, is an arena.
+        bool is_arena = len >= HEAP_BYTES && protection == PROT_NONE;
+        if (found == MAP_FAILED) {
+            // What is that short may be a part of the table, without which mimalloc goes on.
+            if (len < LARGE_BYTES) may_lie(ANYWHERE);
+        } else if (len >= LARGE_BYTES) {
+            may_lie(is_arena || (uintptr_t)found + len <= SEGMENTS_KNOWN_TO ? WHERE_MIMALLOC_KNOWS : ANYWHERE);
+        }
         return found;
     }
     int before = errno;

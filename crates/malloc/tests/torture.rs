@@ -265,6 +265,37 @@ fn a_pointer_that_is_no_block_is_named() {
     }
 }
 
+/// More than the range of objects has parts for.
+#[test]
+fn a_pointer_that_is_no_block_is_named_beside_any_number_of_threads() {
+    let program = compile("crowd.c", &["-Wno-free-nonheap-object"]);
+    let output = preloaded(&program).output().unwrap();
+    if text(&output) == "too few threads\n" {
+        return skip("threads", "the process may not start 2,200: raise ulimit -u and pids.max");
+    }
+    assert!(output.status.success() && text(&output) == "done\n", "{:?} {}", output.status, errors(&output));
+    for call in ["free", "realloc"] {
+        let output = preloaded(&program).arg(call).output().unwrap();
+        let said = errors(&output);
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{call}: {said}");
+        assert!(said.contains(&format!("{call}({}): no block", text(&output).trim())), "{call}: {said}");
+    }
+}
+
+/// There is no range of objects then.
+#[test]
+fn a_pointer_that_is_no_block_is_named_where_addresses_are_limited() {
+    let program = compile("torture.c", &["-ldl"]);
+    for what in ["foreign", "beyond"] {
+        let mut command = preloaded("/bin/sh");
+        command.args(["-c", "ulimit -v 8000000; exec \"$0\" \"$1\""]).arg(&program).arg(what);
+        let output = command.output().unwrap();
+        let (said, pointer) = (errors(&output), text(&output));
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{what}: {said}");
+        torture::names_what_it_is(&[what], &pointer, &said, "no block");
+    }
+}
+
 #[test]
 fn an_object_that_is_freed_twice_is_named() {
     for way in torture::WAYS_TO_FREE_TWICE {
