@@ -50,7 +50,7 @@ exports! {
     vmsplice(file: c_int, vector: *const libc::iovec, count: usize, flags: u32) -> isize
         = lending::vmsplice([file as usize, vector as usize, count, flags as usize]);
     capset(header: *mut c_void, data: *const c_void) -> c_int = rights::capset(header as usize, data as usize);
-    chroot(path: *const c_char) -> c_int = rights::may_hide_records(libc::SYS_chroot, [path as usize, 0, 0, 0, 0]);
+    chroot(path: *const c_char) -> c_int = rights::chroot(path as usize);
     pivot_root(new: *const c_char, old: *const c_char) -> c_int
         = rights::may_hide_records(libc::SYS_pivot_root, [new as usize, old as usize, 0, 0, 0]);
     mount(source: *const c_char, target: *const c_char, kind: *const c_char, flags: c_ulong, data: *const c_void) -> c_int
@@ -155,8 +155,8 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_vmsplice => lending::vmsplice([a, b, c, d]),
             libc::SYS_futex => futex::futex([a, b, c, d, e, f]),
             libc::SYS_capset => rights::capset(a, b),
-            libc::SYS_chroot
-            | libc::SYS_pivot_root
+            libc::SYS_chroot => rights::chroot(a),
+            libc::SYS_pivot_root
             | libc::SYS_mount
             | libc::SYS_move_mount
             | libc::SYS_umount2

@@ -9,7 +9,7 @@ use selfpage_core::linux::thread;
 use selfpage_heap::next;
 
 use crate::sys::{self, call};
-use crate::{filters, pagers, record};
+use crate::{filters, pagers, record, watch};
 
 next!(SETUID: c"setuid" as fn(libc::uid_t) -> c_int, next_setuid);
 next!(SETEUID: c"seteuid" as fn(libc::uid_t) -> c_int, next_seteuid);
@@ -116,6 +116,19 @@ pub unsafe fn may_hide_records(number: i64, args: [usize; 5]) -> isize {
     record::keep_open();
     // SAFETY: raw-call: passed on from our caller.
     unsafe { call(number, [args[0], args[1], args[2], args[3], args[4], 0]) }
+}
+
+/// chroot(2). What is known of threads lies in /proc, which a thread of ours is to see from then on, too.
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn chroot(path: usize) -> isize {
+    // A child after vfork ends, or is another program soon; under a filter there is one.
+    if !filters::are_set() && is_own_process() {
+        watch::begin();
+    }
+    // SAFETY: raw-call: passed on from our caller.
+    unsafe { may_hide_records(libc::SYS_chroot, [path, 0, 0, 0, 0]) }
 }
 
 /// Whether this is the process that has the domain: a child after vfork has its memory alone.

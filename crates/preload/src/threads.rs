@@ -147,8 +147,13 @@ fn is_last() -> bool {
     }
     // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is.
     let mut pause = sys::MOMENT;
-    while others_run() == Some(true) {
-        sys::pause(pause);
+    loop {
+        match others_run() {
+            Some(true) => sys::pause(pause),
+            Some(false) => return true,
+            // There is no descriptor left, or the root is another one. A thread of ours has its own of both.
+            None => return watch::tells_the_last(),
+        }
         // Such as the C library starts for timers may run for as long as the program does.
         pause = (2 * pause).min(watch::LOOK_EVERY);
         // Whoever sets it runs, and is not to end with this thread: from here on the watch looks.
@@ -156,7 +161,6 @@ fn is_last() -> bool {
             return watch::tid().is_none();
         }
     }
-    true
 }
 
 /// Ends the calling thread as exit(2) does, and with the same status the process where it was the last.
@@ -176,15 +180,16 @@ pub fn is_own(tid: u32) -> bool {
     selfpage::trap::is_pager_thread(tid) || watch::tid() == Some(tid)
 }
 
-/// Whether there are threads of the program's beside the calling one, also such as nobody counted: made by clone(2), past the C library.
-/// One that ends meanwhile is one: it may have begun another, which the list lacks. `None` where there is no telling.
+/// Whether there are threads of the program's beside the calling one and the one that has the watch look, also such as nobody counted: made
+/// by clone(2), past the C library. One that ends meanwhile is one: it may have begun another, which the list lacks. `None` where there is no
+/// telling.
 pub fn others_run() -> Option<bool> {
-    let (own, first, mut all_known) = (thread::id(), sys::pid(), true);
+    let (own, asks, first, mut all_known) = (thread::id(), watch::asked_by(), sys::pid(), true);
     for (tid, folder) in selfpage::task::each().ok()? {
-        if tid.is_some_and(|tid| tid == own || is_own(tid)) {
+        if tid.is_some_and(|tid| tid == own || asks == Some(tid) || is_own(tid)) {
             continue;
         }
-        match std::fs::read_to_string(folder.join("stat")) {
+        match selfpage::task::text(&folder.join("stat")) {
             // The first one stays until all others are gone.
             Ok(stat) if tid == Some(first) && has_ended(&stat) => {}
             // The kernel keeps it for I/O.

@@ -1,6 +1,8 @@
 //! A thread of ours that sees when the program has none left. Where a filter of system calls ends the last one nobody else would hear of it,
 //! and pager threads would keep the process for ever. It is started before the first filter is set; where there is one already, as in a
 //! container with a seccomp profile (Docker's default), as the program is loaded. So it is in a child that was forked as its thread ended.
+//! It also looks for the last thread that is counted, where that one cannot see what /proc says of threads: it has a table of descriptors of
+//! its own, and the root that was the process's when it began, which is before the program changes it.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -20,7 +22,14 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The watch's number; 0: there is none.
 static TID: AtomicU32 = AtomicU32::new(0);
 
-/// A lock that the process's first thread has until it ends. The kernel then gives it to who waits, however the thread has ended.
+/// The last thread that is counted, while it waits to be told that no other is left; 0: it does not.
+static ASKED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// How long it sleeps before it looks whether there is a filter.
+const LOOK_US: u32 = LOOK_EVERY.as_micros() as u32;
+
+/// A lock that the process's first thread has until it ends, or asks. Where it ends, the kernel gives it to who waits, however the thread has
+/// ended.
 static FIRST_LIVES: Held = Held(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
 
 struct Held(UnsafeCell<libc::pthread_mutex_t>);
@@ -43,6 +52,7 @@ pub fn attend() {
 /// In a forked child there is none of its parent's threads.
 pub fn settle_in_child() {
     TID.store(0, Ordering::SeqCst);
+    ASKED_BY.store(0, Ordering::SeqCst);
     attend();
     if filters::may_end_threads() || threads::first_may_end_unheard() {
         begin();
@@ -71,6 +81,33 @@ pub fn tid() -> Option<u32> {
     Some(TID.load(Ordering::SeqCst)).filter(|tid| *tid != 0)
 }
 
+/// The thread that the watch looks for, if there is one.
+pub fn asked_by() -> Option<u32> {
+    Some(ASKED_BY.load(Ordering::SeqCst)).filter(|tid| *tid != 0)
+}
+
+/// Has the watch look, and waits until the calling thread, the last that is counted, is the last of all. Whether it is to end the process: also
+/// where there is no watch to be had, or one that sees no more.
+pub fn tells_the_last() -> bool {
+    begin();
+    if tid().is_none() {
+        return true;
+    }
+    let own = thread::id();
+    ASKED_BY.store(own, Ordering::SeqCst);
+    // What the watch waits for, where this is the first thread. Another one has not got it, which is no error.
+    // SAFETY: c-library: the lock was set up before there was another thread.
+    unsafe { libc::pthread_mutex_unlock(FIRST_LIVES.0.get()) };
+    while ASKED_BY.load(Ordering::SeqCst) == own {
+        let _ = futex::wait(&ASKED_BY, own, LOOK_US);
+        // Whoever sets it runs, and is not to end with this thread: it goes, and the watch looks on.
+        if filters::are_set() {
+            return ASKED_BY.compare_exchange(own, 0, Ordering::SeqCst, Ordering::SeqCst).is_err();
+        }
+    }
+    true
+}
+
 unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
     // Where it ends the process in the first thread's stead, the program's own functions run here: in its directory, with its descriptors and
     // its heap.
@@ -81,13 +118,33 @@ unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
     let is_only = TID.compare_exchange(0, thread::id(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
     futex::wake(&TID, 1);
     // SAFETY: c-library: the lock was set up before there was another thread.
-    if is_only && unsafe { libc::pthread_mutex_lock(FIRST_LIVES.0.get()) } == libc::EOWNERDEAD {
-        while threads::others_run() != Some(false) {
-            std::thread::sleep(LOOK_EVERY);
-        }
-        end_as_first();
+    if is_only && matches!(unsafe { libc::pthread_mutex_lock(FIRST_LIVES.0.get()) }, 0 | libc::EOWNERDEAD) {
+        look_until_one_is_the_last();
     }
     std::ptr::null_mut()
+}
+
+/// Ends the process where no thread is left, and tells the one that asks where no other is.
+fn look_until_one_is_the_last() {
+    // One that ended a moment ago may not be gone yet.
+    let mut pause = sys::MOMENT;
+    loop {
+        // In this order: the one that asks is no other to the look.
+        match (threads::others_run(), asked_by()) {
+            (Some(true), _) | (None, None) => {}
+            (Some(false), None) => end_as_first(),
+            // Where nobody can see whether there are others, as in a child that is forked under another root, it goes on as if there were none.
+            (Some(false) | None, Some(asks)) => {
+                // It may have gone meanwhile, and asks no more.
+                if ASKED_BY.compare_exchange(asks, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    futex::wake(&ASKED_BY, 1);
+                    return;
+                }
+            }
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(LOOK_EVERY);
+    }
 }
 
 /// What is to be done before the program goes on.
@@ -109,7 +166,7 @@ fn prepare() {
 /// Ends the process as the kernel does when the last thread has ended: with what its first one ended with; or as the C library does, where that
 /// has let it end unheard. The watch has no name of its own, and so the program's is on the record.
 fn end_as_first() -> ! {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let stat = selfpage::task::text("/proc/self/stat".as_ref()).unwrap_or_default();
     let status: c_int = stat.split_whitespace().next_back().and_then(|code| code.parse().ok()).unwrap_or(0);
     // Under a filter it may not have been the C library.
     if status == 0 && threads::first_may_end_unheard() && !filters::are_set() {

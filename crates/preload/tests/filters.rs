@@ -200,6 +200,7 @@ fn a_process_ends_whose_last_thread_a_filter_kills() {
     let ran = ends("killed_by_what_it_inherits", SIGSYS).unwrap();
     let is_of_two = matches!(evictions(&ran)[..], [first, second] if BEFORE.contains(&first) && second > IN_ALL);
     assert!(is_of_two && ran.stats["processes"][0]["program"] == ran.stats["processes"][1]["program"], "{}", ran.stats);
+    ends("killed_under_a_cut_name", SIGSYS);
     for name in ["killed_child", "killed_child_by_what_it_inherits"] {
         ends(name, 8);
     }

@@ -5,6 +5,12 @@ mod run;
 /// The cases end well, each within a minute or two.
 #[track_caller]
 fn end_well(names: &[&str]) {
+    end_with(8, names);
+}
+
+/// The same with another status.
+#[track_caller]
+fn end_with(status: i32, names: &[&str]) {
     if !run::possible() {
         return;
     }
@@ -15,7 +21,7 @@ fn end_well(names: &[&str]) {
             let why = "a process may not trace the one that forked it: sysctl kernel.yama.ptrace_scope=1";
             return run::skip("ptrace", why);
         }
-        assert_eq!((ran.code(), ran.text(), ran.errors()), (8, "ok\n".into(), String::new()), "{name}");
+        assert_eq!((ran.code(), ran.text(), ran.errors()), (status, "ok\n".into(), String::new()), "{name}");
     }
 }
 
@@ -32,6 +38,23 @@ fn a_child_that_a_handler_forks_as_no_thread_can_begin_ends_with_its_last() {
 #[test]
 fn the_last_counted_thread_looks_seldom_for_others() {
     end_well(&["timers_alone"]);
+}
+
+/// A name in /proc is cut, and may then be no text.
+#[test]
+fn the_last_counted_thread_waits_for_others_whatever_the_programs_name_is() {
+    end_well(&["has_a_cut_name"]);
+}
+
+#[test]
+fn the_last_counted_thread_waits_for_others_where_it_cannot_look_for_them_itself() {
+    end_well(&["has_no_descriptor"]);
+    end_with(0, &["is_alone_without_a_descriptor"]);
+    if !run::is_root() {
+        return run::skip("root", "only root can change its root directory");
+    }
+    end_well(&["has_another_root"]);
+    end_with(0, &["is_alone_under_another_root"]);
 }
 
 #[test]

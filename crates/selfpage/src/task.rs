@@ -43,10 +43,21 @@ const MOST_TRIES: u32 = 8;
 
 /// How many there are.
 fn count() -> io::Result<usize> {
-    let stat = std::fs::read_to_string(STAT)?;
-    // Behind the name, which may be anything.
+    let stat = text(Path::new(STAT))?;
+    // Behind the name.
     let number = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(17)?.parse().ok());
     number.ok_or_else(|| io::Error::other(format!("{STAT} does not say how many threads there are")))
+}
+
+/// What a file of a process or a thread says. A name in it may be anything, also what is no text: the kernel cuts it within a letter.
+///
+/// # Context
+/// Normal or PagerThread.
+///
+/// # Errors
+/// What opening or reading it meets.
+pub fn text(file: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(file)?).into_owned())
 }
 
 /// The folder of one thread. Where there is none it is a name that nothing has.
@@ -82,7 +93,7 @@ impl Numbers {
     fn of(&self, folder: &Path) -> io::Result<Option<u32>> {
         match self {
             Numbers::Ours => Ok(folder.file_name().and_then(|name| name.to_str()?.parse().ok())),
-            Numbers::Others => match std::fs::read_to_string(folder.join("status")) {
+            Numbers::Others => match text(&folder.join("status")) {
                 Ok(status) => Ok(innermost(&status)),
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
                 Err(error) => Err(error),

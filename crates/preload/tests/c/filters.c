@@ -97,6 +97,8 @@ static void last_by_return(void) {
 }
 
 static void killed(void) { forbid(SYS_times, SECCOMP_RET_KILL_THREAD), work(), say_ok(), times(NULL), _exit(1); }
+// The kernel cuts it within a letter.
+static void killed_under_a_cut_name(void) { CHECK(!prctl(PR_SET_NAME, "aaaaaaaaaaaaaa\xd0\xb1", 0, 0, 0)); killed(); }
 static void strict(void) { work(); CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0)); say_ok(); }
 static void strict_exit(void) { strict(), syscall(SYS_exit, 6); }
 static void strict_killed(void) { strict(), syscall(SYS_times); }
@@ -474,7 +476,7 @@ static void closes_all_in_a_child(void) {
 }
 static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
-  CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
+  CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(killed_under_a_cut_name), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(child_asks), CASE(killed_by_what_it_inherits), CASE(killed_child_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
   CASE(executed), CASE(executed_where_threads_are_killed), CASE(executed_where_its_watch_is_killed), CASE(forked_where_threads_are_killed), CASE(starts_threads), CASE(set_as_a_thread_begins), CASE(forks_meanwhile), CASE(vforks_meanwhile),
   CASE(sets_one_meanwhile), CASE(sets_one_after_a_refusal), CASE(sets_one_after_an_exec), CASE(forks_just_before), CASE(handed_on),

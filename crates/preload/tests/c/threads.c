@@ -212,7 +212,50 @@ static void timers_alone(void) {
   pthread_exit(0);
 }
 
+// Such a timer goes off once, when the first thread has ended. What tells of threads may be hard to read then.
+static void says_so(union sigval of) { ends_well(); }
+static void arm_a_late_timer(void) {
+  struct sigevent by_a_thread = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = says_so};
+  struct itimerspec late = {.it_value.tv_nsec = 600000000};
+  timer_t timer;
+  CHECK(!timer_create(CLOCK_MONOTONIC, &by_a_thread, &timer) && !timer_settime(timer, 0, &late, 0));
+}
+// The kernel keeps 15 bytes, and the last of these letters has two.
+static void take_a_cut_name(void) { CHECK(!prctl(PR_SET_NAME, "\xd0\xbe\xd0\xb1\xd1\x80\xd0\xb0\xd0\xb1\xd0\xbe\xd1\x82\xd0\xba\xd0\xb0", 0, 0, 0)); }
+static void has_a_cut_name(void) { take_a_cut_name(), arm_a_late_timer(), pthread_exit(0); }
+static void has_no_descriptor(void) {
+  const struct rlimit few = {64, 64};
+  arm_a_late_timer();
+  CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+  while (dup(1) >= 0) {}
+  CHECK(errno == EMFILE);
+  pthread_exit(0);
+}
+static void has_another_root(void) {
+  char place[] = "/var/tmp/selfpage-threads-XXXXXX";
+  arm_a_late_timer();
+  CHECK(mkdtemp(place) && !chdir(place) && !rmdir(place) && !chroot("."));
+  pthread_exit(0);
+}
+// Nobody else runs: what is in a stream is written then, and its functions are called.
+static void says_it_at_its_end(void) { same(), puts("ok"); }
+static void is_alone(void) { CHECK(!atexit(says_it_at_its_end)); }
+static void is_alone_without_a_descriptor(void) {
+  const struct rlimit few = {64, 64};
+  is_alone();
+  CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+  while (dup(1) >= 0) {}
+  pthread_exit(0);
+}
+static void is_alone_under_another_root(void) {
+  is_alone();
+  CHECK(!chdir("/var/tmp") && !chroot("."));
+  pthread_exit(0);
+}
+
 static const struct one_case cases[] = {
+  CASE(has_a_cut_name), CASE(has_no_descriptor), CASE(has_another_root),
+  CASE(is_alone_without_a_descriptor), CASE(is_alone_under_another_root),
   CASE(forks_as_one_begins), CASE(forks_as_one_begins_in_c11), CASE(forks_as_none_begins),
   CASE(forks_before_it_runs), CASE(forks_as_it_returns), CASE(forks_as_it_exits), CASE(timers_alone),
   CASE(forks_in_a_destructor), CASE(forks_in_the_last_destructor), CASE(forks_in_a_timers_destructor),

@@ -327,7 +327,7 @@ impl Follow {
 
 /// The CPU that a thread of this process ran on last.
 fn last_cpu(thread: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(task::folder_at_hand(thread)?.join("stat")).ok()?;
+    let stat = task::text(&task::folder_at_hand(thread)?.join("stat")).ok()?;
     // The name is in brackets and may hold anything; field 39 is the 37th after it.
     stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()
 }
