@@ -73,7 +73,8 @@ fn a_call_that_a_filter_refuses_is_named_with_the_remedy_before_anything_begins(
         return skip::skip("uffd", "no program can be paged here");
     }
     [&stats, &trace].into_iter().for_each(|file| std::fs::write(file, "old").unwrap());
-    let memfd_create = Call::with(libc::SYS_memfd_create, 1, libc::MFD_CLOEXEC);
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    let memfd_create = Call::with(libc::SYS_memfd_create, 1, flags);
     for (call, status, names) in [
         (memfd_create, 2, ["memfd_create: ", "allow memfd_create in"]),
         (

@@ -1,11 +1,11 @@
 //! What the domains of a run counted: a line of JSON for each process, merged into one object.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Seek};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use serde_json::{Map, Value, json};
 
 use super::cause;
@@ -16,6 +16,9 @@ const SUMS: [&str; 6] =
     ["faults_total", "fills_total", "saves_total", "evictions_total", "bytes_filled", "bytes_saved"];
 /// Those of which the largest of any process is told: each process has frames of its own.
 const LARGEST: [&str; 3] = ["frames_bytes", "resident_bytes_max", "unmanaged_bytes_max"];
+/// So much of the file is read. Processes that append at once may make it a little longer than it becomes by one; what else writes to it may
+/// write anything.
+const MOST_BYTES: u64 = 2 * RECORDS_BYTES;
 /// Those that are told of the process with the most faults.
 const OF_BUSIEST: [&str; 2] = ["fault_us_p50", "fault_us_p99"];
 
@@ -24,10 +27,14 @@ pub struct Records(File);
 
 impl Records {
     pub fn new() -> Result<Records, String> {
-        let file = rustix::fs::memfd_create("selfpage-records", MemfdFlags::CLOEXEC);
+        let file = rustix::fs::memfd_create("selfpage-records", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let allow = "allow memfd_create in the container's seccomp profile";
         let refused = |cause| format!("memfd_create: {cause}; {}", cause::remedy(cause).unwrap_or(allow));
-        Ok(Records(file.map_err(refused)?.into()))
+        let file = file.map_err(refused)?;
+        // Processes have their parts of it mapped, and would get SIGBUS there.
+        let not_sealed = |cause| format!("fcntl(F_ADD_SEALS): {cause}; allow it in the container's seccomp profile");
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).map_err(not_sealed)?;
+        Ok(Records(file.into()))
     }
 
     /// Where other processes find it, and what it is by its device and inode: they may live longer than this one, and then another file
@@ -42,7 +49,7 @@ impl Records {
     pub fn read(mut self) -> io::Result<Told> {
         self.0.rewind()?;
         let mut told = Told { is_full: self.0.metadata()?.len() >= RECORDS_BYTES, ..Told::default() };
-        for line in BufReader::new(self.0).split(b'\n') {
+        for line in BufReader::new(self.0.take(MOST_BYTES)).split(b'\n') {
             if let Ok(line) = serde_json::from_slice(&line?) {
                 told.add(line);
             }
@@ -68,6 +75,8 @@ impl Told {
             if !self.not_managed.contains(&line) {
                 self.not_managed.push(line);
             }
+        // Whatever else stands there, none of ours has written it.
+        } else if !line["pid"].is_u64() {
         } else if line["goes_on"] != true {
             self.processes.push(line);
         // The exec, or the filter, that the last record was written for has failed.
@@ -113,7 +122,7 @@ fn merged(processes: Vec<Value>) -> Value {
         whole.insert(key.into(), json!(largest.unwrap_or(0)));
     }
     for key in SUMS {
-        let sum: u64 = processes.iter().filter_map(|process| process[key].as_u64()).sum();
+        let sum = processes.iter().filter_map(|process| process[key].as_u64()).fold(0, u64::saturating_add);
         whole.insert(key.into(), json!(sum));
     }
     let busiest =
@@ -127,6 +136,8 @@ fn merged(processes: Vec<Value>) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
@@ -148,6 +159,45 @@ mod tests {
         let mut told = Told::default();
         lines.into_iter().for_each(|line| told.add(line));
         assert_eq!(told.processes, [record(2, 5), record(1, 4)]);
+    }
+
+    fn told(lines: &str) -> Told {
+        let mut records = Records::new().unwrap();
+        records.0.write_all(lines.as_bytes()).unwrap();
+        records.read().unwrap()
+    }
+
+    #[test]
+    fn what_is_no_record_is_passed_over() {
+        let told = told("7\n[1]\n\"text\"\nnull\n{\"pid\":\"7\"}\n{}\n{\"pid\":7}\n{\"goes_on\":true}\n");
+        assert_eq!(told.processes, [json!({"pid": 7})]);
+    }
+
+    #[test]
+    fn sums_end_at_the_largest_number() {
+        let line = format!("{{\"pid\":1,\"faults_total\":{}}}\n", u64::MAX);
+        assert!(told(&line.repeat(2)).json().contains(&format!("\"faults_total\":{}", u64::MAX)));
+    }
+
+    #[test]
+    fn so_much_is_read_and_no_more() {
+        let mut records = Records::new().unwrap();
+        let line = b"{\"pid\":1}\n";
+        records.0.write_all(line).unwrap();
+        // Without an end of a line, until far behind what there may be.
+        records.0.set_len(64 * MOST_BYTES).unwrap();
+        records.0.seek(io::SeekFrom::End(0)).unwrap();
+        records.0.write_all(&[b"\n", &line[..]].concat()).unwrap();
+        let told = records.read().unwrap();
+        assert!(told.is_full && told.processes.len() == 1);
+    }
+
+    /// Processes have it mapped.
+    #[test]
+    fn the_file_does_not_become_shorter() {
+        let mut records = Records::new().unwrap();
+        records.0.write_all(b"{}\n").unwrap();
+        assert!(records.0.set_len(0).is_err());
     }
 
     #[test]
