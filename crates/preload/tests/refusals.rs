@@ -94,6 +94,8 @@ fn programs_that_cannot_be_entered() {
     write(Path::new(&path("script")), script.as_bytes(), 0o755);
     refused(&path("script"), &["script", "statically linked"]);
     refused(directory.path().to_str().unwrap(), &["no file"]);
+    write(Path::new(&path("dos")), b"#!/bin/sh\r\necho ran\r\n", 0o755);
+    refused(&path("dos"), &["dos: ", "the interpreter /bin/sh ", "carriage return", "Unix line ends"]);
 
     std::fs::copy("/bin/true", path("other")).unwrap();
     if std::os::unix::fs::chown(path("other"), Some(65534), Some(65534)).is_err() {

@@ -103,17 +103,26 @@ fn may_be_preloaded(path: &Path, about: &Metadata) -> Result<(), String> {
 }
 
 fn check_script(path: &Path, line: &[u8], scripts: usize) -> Result<(), String> {
+    // As the kernel does: a carriage return, say, is a part of the name.
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
-    let interpreter = words.next().map(OsStr::from_bytes).unwrap_or_default();
+    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t' | 0)).filter(|word| !word.is_empty());
+    let interpreter = words.next().unwrap_or_default();
     if interpreter.is_empty() {
         return Err(format!("cannot run {}: its first line names no interpreter", path.display()));
+    }
+    let interpreter = Path::new(OsStr::from_bytes(interpreter));
+    if let (Some(meant), false) = (interpreter.as_os_str().as_bytes().strip_suffix(b"\r"), interpreter.exists()) {
+        return Err(format!(
+            "cannot run {}: its first line names the interpreter {} with a carriage return behind it; save it with Unix line ends",
+            path.display(),
+            OsStr::from_bytes(meant).display()
+        ));
     }
     if scripts == MOST_SCRIPTS {
         return Err(format!("cannot run {}: the chain of its interpreters does not end", path.display()));
     }
     // The script that was asked for is named, and the last.
-    check(Path::new(interpreter), scripts + 1).map_err(|why| match scripts {
+    check(interpreter, scripts + 1).map_err(|why| match scripts {
         0 => format!("{}: {why}", path.display()),
         _ => why,
     })
