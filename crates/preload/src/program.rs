@@ -117,8 +117,7 @@ fn why_not(path: &CStr) -> Option<&'static str> {
     if file < 0 {
         return None;
     }
-    let why =
-        if gains_rights(file as usize) { Some("it runs with more rights") } else { wrong_kind(file as usize, path) };
+    let why = keeps_out(file as usize, path);
     // SAFETY: raw-call: our own descriptor.
     unsafe { call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
     why.or_else(lacks_library)
@@ -186,16 +185,23 @@ fn gains_rights(file: usize) -> bool {
     }
 }
 
-/// What of its ELF header keeps the library out.
-fn wrong_kind(file: usize, path: &CStr) -> Option<&'static str> {
+/// What of a file keeps the library out.
+fn keeps_out(file: usize, path: &CStr) -> Option<&'static str> {
     let read = |bytes: &mut [u8], at: usize| {
         // SAFETY: raw-call: the buffer has that many bytes.
         unsafe { call(libc::SYS_pread64, [file, bytes.as_mut_ptr() as usize, bytes.len(), at, 0, 0]) }
     };
     let mut head = [0u8; 64];
     let is_elf = read(&mut head, 0) == 64 && head.starts_with(b"\x7fELF");
+    // To a script Linux gives no rights.
+    if !is_elf {
+        return None;
+    }
+    if gains_rights(file) {
+        return Some("it runs with more rights");
+    }
     // The loader itself is a program too, which loads what it is told.
-    if !is_elf || path.to_bytes().ends_with(LOADER) {
+    if path.to_bytes().ends_with(LOADER) {
         return None;
     }
     let number = |bytes: &[u8], at: usize, len: usize| {

@@ -106,6 +106,27 @@ fn programs_that_cannot_be_entered() {
 }
 
 #[test]
+fn to_a_script_linux_gives_no_rights() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let script = directory.path().join("script");
+    write(&script, b"#!/bin/sh\necho ran\n", 0o755);
+    if std::os::unix::fs::chown(&script, Some(65534), Some(65534)).is_err() {
+        return run::skip("root", "only root can make a file somebody else's");
+    }
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o6755)).unwrap();
+    let executes_it = format!("{0}; {0}", script.display());
+    for (program, arguments, says) in
+        [(script.as_path(), &[][..], "ran\n"), (Path::new("/bin/sh"), &["-c", &executes_it][..], "ran\nran\n")]
+    {
+        let ran = run::run("8M", program, arguments).ok();
+        assert_eq!((ran.text().as_str(), &ran.stats["not_managed"]), (says, &serde_json::json!([])), "{program:?}");
+    }
+}
+
+#[test]
 fn programs_that_are_executed_and_cannot_be_entered() {
     if !run::possible() || !run::has(PYTHON) {
         return;

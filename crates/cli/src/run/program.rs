@@ -47,7 +47,6 @@ fn check(path: &Path, scripts: usize) -> Result<(), String> {
     }
     rustix::fs::access(path, Access::EXEC_OK)
         .map_err(|cause| format!("cannot run {shown}: {}", not_executable(path, cause)))?;
-    may_be_preloaded(path, &about)?;
     let file = File::open(path).map_err(cannot)?;
     let mut head = [0; 256];
     let len = file.read_at(&mut head, 0).map_err(cannot)?;
@@ -58,6 +57,8 @@ fn check(path: &Path, scripts: usize) -> Result<(), String> {
     if !head.starts_with(b"\x7fELF") {
         return Err(format!("cannot run {shown}: it is neither a program nor a script that begins with #!"));
     }
+    // To a script Linux gives no rights.
+    may_be_preloaded(path, &about)?;
     check_elf(path, &file, head)
 }
 
