@@ -3,6 +3,8 @@
 mod blocked;
 mod bond;
 mod cause;
+#[path = "../../preload/src/elf.rs"]
+mod elf;
 #[path = "../../preload/src/holes.rs"]
 mod holes;
 pub mod ignored;

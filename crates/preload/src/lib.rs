@@ -8,6 +8,7 @@ mod caller;
 mod calls;
 mod children;
 mod clone;
+mod elf;
 mod environment;
 mod filters;
 mod futex;

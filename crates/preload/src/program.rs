@@ -4,10 +4,10 @@
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
 
+use crate::elf::{self, Kind};
 use crate::sys::call;
 use crate::{filters, record};
 
-const LOADER: &[u8] = b"/ld-linux-x86-64.so.2";
 const LIBRARY: &[u8] = b"/libselfpage_frames.so";
 const OTHER_LIBRARY: &str = "it uses another C library";
 const PATH_BYTES: usize = 4096;
@@ -187,44 +187,19 @@ fn gains_rights(file: usize) -> bool {
 
 /// What of a file keeps the library out.
 fn keeps_out(file: usize, path: &CStr) -> Option<&'static str> {
-    let read = |bytes: &mut [u8], at: usize| {
+    let read = |bytes: &mut [u8], at: u64| {
         // SAFETY: raw-call: the buffer has that many bytes.
-        unsafe { call(libc::SYS_pread64, [file, bytes.as_mut_ptr() as usize, bytes.len(), at, 0, 0]) }
+        let read =
+            unsafe { call(libc::SYS_pread64, [file, bytes.as_mut_ptr() as usize, bytes.len(), at as usize, 0, 0]) };
+        read == bytes.len() as isize
     };
-    let mut head = [0u8; 64];
-    let is_elf = read(&mut head, 0) == 64 && head.starts_with(b"\x7fELF");
-    // To a script Linux gives no rights.
-    if !is_elf {
-        return None;
+    match elf::see(path.to_bytes(), read) {
+        // To a script Linux gives no rights.
+        Kind::NoElf => None,
+        _ if gains_rights(file) => Some("it runs with more rights"),
+        Kind::Enterable | Kind::Damaged => None,
+        Kind::OfAnotherMachine => Some("it is not a 64-bit x86 program"),
+        Kind::OfAnotherLibrary(_) => Some(OTHER_LIBRARY),
+        Kind::Static => Some("it is linked statically"),
     }
-    if gains_rights(file) {
-        return Some("it runs with more rights");
-    }
-    // The loader itself is a program too, which loads what it is told.
-    if path.to_bytes().ends_with(LOADER) {
-        return None;
-    }
-    let number = |bytes: &[u8], at: usize, len: usize| {
-        bytes[at..at + len].iter().rev().fold(0usize, |number, byte| number << 8 | usize::from(*byte))
-    };
-    if head[4] != 2 || number(&head, 18, 2) != 62 {
-        return Some("it is not a 64-bit x86 program");
-    }
-    let (from, size, count) = (number(&head, 32, 8), number(&head, 54, 2), number(&head, 56, 2));
-    for index in 0..count {
-        let mut header = [0u8; 56];
-        if read(&mut header, from.wrapping_add(index * size)) != 56 {
-            return None;
-        }
-        if number(&header, 0, 4) == libc::PT_INTERP as usize {
-            // How it ends, and the NUL.
-            let mut name = [0u8; LOADER.len() + 1];
-            let (start, size) = (number(&header, 8, 8), number(&header, 32, 8));
-            let end = start.wrapping_add(size).wrapping_sub(name.len());
-            let is_glibcs =
-                size >= name.len() && read(&mut name, end) > 0 && name.starts_with(LOADER) && name.ends_with(b"\0");
-            return (!is_glibcs).then_some(OTHER_LIBRARY);
-        }
-    }
-    Some("it is linked statically")
 }

@@ -96,6 +96,11 @@ fn programs_that_cannot_be_entered() {
     refused(directory.path().to_str().unwrap(), &["no file"]);
     write(Path::new(&path("dos")), b"#!/bin/sh\r\necho ran\r\n", 0o755);
     refused(&path("dos"), &["dos: ", "the interpreter /bin/sh ", "carriage return", "Unix line ends"]);
+    // Headers of its parts at the end of all addresses.
+    small[4] = 2;
+    small[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+    write(Path::new(&path("damaged")), &small, 0o755);
+    refused(&path("damaged"), &["damaged: ", "ELF header is damaged"]);
 
     std::fs::copy("/bin/true", path("other")).unwrap();
     if std::os::unix::fs::chown(path("other"), Some(65534), Some(65534)).is_err() {
@@ -124,6 +129,15 @@ fn to_a_script_linux_gives_no_rights() {
         let ran = run::run("8M", program, arguments).ok();
         assert_eq!((ran.text().as_str(), &ran.stats["not_managed"]), (says, &serde_json::json!([])), "{program:?}");
     }
+}
+
+#[test]
+fn the_loader_is_a_program_too() {
+    if !run::possible() {
+        return;
+    }
+    let ran = run::run("16M", "/lib64/ld-linux-x86-64.so.2", &["/bin/echo", "ran"]).ok();
+    assert_eq!((ran.text().as_str(), ran.stats["processes"].as_array().unwrap().len()), ("ran\n", 1), "{}", ran.stats);
 }
 
 #[test]

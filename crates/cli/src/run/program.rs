@@ -11,8 +11,8 @@ use rustix::fs::{Access, StatVfsMountFlags};
 use rustix::io::Errno;
 
 use super::cause;
+use super::elf::{self, Kind};
 
-const LOADER: &str = "ld-linux-x86-64.so.2";
 /// A script's interpreter may be a script, so often.
 const MOST_SCRIPTS: usize = 4;
 
@@ -50,16 +50,35 @@ fn check(path: &Path, scripts: usize) -> Result<(), String> {
     let file = File::open(path).map_err(cannot)?;
     let mut head = [0; 256];
     let len = file.read_at(&mut head, 0).map_err(cannot)?;
-    let head = &head[..len];
-    if let Some(line) = head.strip_prefix(b"#!") {
+    if let Some(line) = head[..len].strip_prefix(b"#!") {
         return check_script(path, line, scripts);
     }
-    if !head.starts_with(b"\x7fELF") {
+    let read = |bytes: &mut [u8], at: u64| file.read_exact_at(bytes, at).is_ok();
+    let kind = elf::see(path.as_os_str().as_bytes(), read);
+    if kind == Kind::NoElf {
         return Err(format!("cannot run {shown}: it is neither a program nor a script that begins with #!"));
     }
     // To a script Linux gives no rights.
     may_be_preloaded(path, &about)?;
-    check_elf(path, &file, head)
+    match kind {
+        Kind::Enterable => Ok(()),
+        Kind::NoElf | Kind::Damaged => Err(format!("cannot run {shown}: its ELF header is damaged")),
+        Kind::OfAnotherMachine => {
+            Err(format!("cannot enter {shown}: it is not a 64-bit x86 program, and the library is"))
+        }
+        Kind::OfAnotherLibrary(name) => {
+            let mut loader = vec![0; name.len_bytes.min(4096) as usize];
+            let is_there = read(&mut loader, name.at);
+            let loader = String::from_utf8_lossy(if is_there { &loader } else { b"unknown" });
+            let loader = loader.trim_end_matches('\0');
+            Err(format!(
+                "cannot enter {shown}: it uses another C library (its loader is {loader}), and ours is for glibc"
+            ))
+        }
+        Kind::Static => Err(format!(
+            "cannot enter {shown}: it is statically linked, and nothing can be preloaded there; link it dynamically"
+        )),
+    }
 }
 
 /// Why a file may not be executed, and what helps.
@@ -127,40 +146,4 @@ fn check_script(path: &Path, line: &[u8], scripts: usize) -> Result<(), String> 
         0 => format!("{}: {why}", path.display()),
         _ => why,
     })
-}
-
-fn check_elf(path: &Path, file: &File, head: &[u8]) -> Result<(), String> {
-    let shown = path.display();
-    let number = |bytes: &[u8], at: usize, len: usize| {
-        let bytes = bytes.get(at..at + len)?;
-        Some(bytes.iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte)))
-    };
-    let damaged = || format!("cannot run {shown}: its ELF header is damaged");
-    let class = head.get(4).ok_or_else(damaged)?;
-    let machine = number(head, 18, 2).ok_or_else(damaged)?;
-    if *class != 2 || machine != 62 {
-        return Err(format!("cannot enter {shown}: it is not a 64-bit x86 program, and the library is"));
-    }
-    let from = number(head, 32, 8).ok_or_else(damaged)?;
-    let (size, count) = (number(head, 54, 2).ok_or_else(damaged)?, number(head, 56, 2).ok_or_else(damaged)?);
-    for index in 0..count {
-        let mut header = [0; 56];
-        file.read_exact_at(&mut header, from + index * size).map_err(|_| damaged())?;
-        const PT_INTERP: u64 = 3;
-        if number(&header, 0, 4) == Some(PT_INTERP) {
-            let (at, len) = (number(&header, 8, 8).unwrap_or(0), number(&header, 32, 8).unwrap_or(0).min(4096));
-            let mut name = vec![0; len as usize];
-            file.read_exact_at(&mut name, at).map_err(|_| damaged())?;
-            let name = String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned();
-            if name.rsplit('/').next() == Some(LOADER) {
-                return Ok(());
-            }
-            return Err(format!(
-                "cannot enter {shown}: it uses another C library (its loader is {name}), and ours is for glibc"
-            ));
-        }
-    }
-    Err(format!(
-        "cannot enter {shown}: it is statically linked, and nothing can be preloaded there; link it dynamically"
-    ))
 }
