@@ -1,6 +1,6 @@
 //! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
 
-mod blocked;
+pub mod blocked;
 mod bond;
 mod cause;
 #[path = "../../preload/src/elf.rs"]
@@ -59,7 +59,7 @@ Examples:
   selfpage run --frames 64M --trace t -- sort lines && selfpage heatmap t -o t.svg
   selfpage run -- g++ -O2 -c large.cc
 
-Exit status: the program's own, or 128 and the signal that ended it; 1 where its faults may not be served (`selfpage doctor` says
+Exit status: the program's own; where a signal ended it, the same signal ends the tool (a shell says 128 and its number); 1 where its faults may not be served (`selfpage doctor` says
 why), or when it has ended and --stats could not be written, 2 for bad usage, 125 where it has too few addresses (`ulimit -v`), or too little memory (`ulimit -d`).
 Without --frames the tool becomes the program, which ends as it does by itself; 2 where it cannot be started.";
 
@@ -109,7 +109,8 @@ fn bad(why: String) -> Refused {
     Refused { why, status: 2 }
 }
 
-/// Runs the program. The status to end with: the program's own, or 128 and the signal that ended it.
+/// Runs the program. The status to end with: the program's own. Where a signal ended the program it ends this process, too: a shell's loop
+/// ends by Ctrl-C, and who started us sees what became of the program.
 pub fn run(args: Args) -> i32 {
     let ended = match &args.frames {
         Some(frames) => begin(&args, frames).and_then(|begun| follow(begun, &args)),
@@ -121,7 +122,7 @@ pub fn run(args: Args) -> i32 {
         }),
     };
     match ended {
-        Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        Ok(status) => status.code().unwrap_or_else(|| blocked::end_by(status.signal().unwrap_or(0))),
         Err(Refused { why, status }) => {
             output::tell(format_args!("selfpage run: {why}"));
             status

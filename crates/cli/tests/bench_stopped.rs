@@ -1,5 +1,6 @@
 //! `selfpage bench` that is stopped, or whose programs do not start: it ends, and nothing of it is left.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -97,7 +98,7 @@ fn a_signal_ends_a_job_with_the_fork_that_it_has_made() {
     let ended = end_of(&mut run);
     let is_left = is_left(fork);
     let errors = std::io::read_to_string(run.stderr.take().unwrap()).unwrap();
-    assert_eq!(ended.and_then(|status| status.code()), Some(130), "{errors}");
+    assert_eq!(ended.and_then(|status| status.signal()), Some(libc::SIGTERM), "{errors}");
     assert!(!is_left, "the fork holds its memory for ever");
     assert_eq!(errors.lines().last(), Some("selfpage bench: stopped by a signal"), "{errors}");
 }
@@ -129,7 +130,7 @@ fn a_signal_ends_the_programs_of_a_bench() {
         signal(run.id(), Signal::TERM);
         let ended = end_of(&mut run);
         let is_left = is_left(program);
-        assert_eq!(ended.and_then(|status| status.code()), Some(130), "{case}");
+        assert_eq!(ended.and_then(|status| status.signal()), Some(libc::SIGTERM), "{case}");
         assert!(!is_left, "the program of {case} goes on");
     }
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 mod frames;
@@ -34,8 +34,9 @@ fn a_timer_that_was_set_before_it_ends_the_program() {
         unsafe { run.pre_exec(set) }.spawn().unwrap()
     };
     let [paged, plain] = [FRAMES, &[]].map(timed).map(|mut run| run.wait().unwrap());
-    assert_eq!(paged.code(), Some(128 + libc::SIGALRM), "{paged}");
-    assert_eq!(plain.signal(), Some(libc::SIGALRM), "{plain}");
+    for ended in [paged, plain] {
+        assert_eq!(ended.signal(), Some(libc::SIGALRM), "{ended}");
+    }
 }
 
 /// `selfpage run`, by somebody who has some signals blocked.
@@ -74,16 +75,17 @@ fn send(pid: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0);
 }
 
-fn ends(mut run: Child) -> (Option<i32>, String) {
+fn ends(mut run: Child) -> (ExitStatus, String) {
     let began = Instant::now();
     while run.try_wait().unwrap().is_none() {
         if began.elapsed() > Duration::from_secs(20) {
-            run.kill().unwrap();
+            let _ = (run.kill(), run.wait());
+            panic!("it does not end");
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     let output = run.wait_with_output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    (output.status, String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[test]
@@ -94,8 +96,8 @@ fn what_its_caller_has_blocked_is_blocked_in_the_program_alone() {
     let bit = |signal: i32| 1u64 << (signal - 1);
     let blocked = bit(libc::SIGCHLD) | bit(libc::SIGTERM) | bit(libc::SIGTTIN);
     for options in [FRAMES, &[]] {
-        let (code, text) = ends(blocking(options, &["grep", "SigBlk", "/proc/self/status"]).spawn().unwrap());
-        assert_eq!((code, text), (Some(0), format!("SigBlk:\t{blocked:016x}\n")));
+        let (status, text) = ends(blocking(options, &["grep", "SigBlk", "/proc/self/status"]).spawn().unwrap());
+        assert_eq!((status.code(), text), (Some(0), format!("SigBlk:\t{blocked:016x}\n")));
     }
     // It waits for the program, not for the tool.
     let run = blocking(FRAMES, &["sleep", "60"]).spawn().unwrap();
@@ -107,7 +109,7 @@ fn what_its_caller_has_blocked_is_blocked_in_the_program_alone() {
         status.contains(&format!("ShdPnd:\t{:016x}", bit(libc::SIGTERM))).then_some(())
     });
     send(program.parse().unwrap(), libc::SIGKILL);
-    assert_eq!(ends(run).0, Some(128 + libc::SIGKILL));
+    assert_eq!(ends(run).0.signal(), Some(libc::SIGKILL));
 }
 
 /// A terminal: its master's side, and the other one.
@@ -145,10 +147,10 @@ fn that_its_terminal_is_gone_reaches_the_program_where_the_tool_leads_the_sessio
     let run = unsafe { run.pre_exec(lead) }.spawn().unwrap();
     let program = sleeper(run.id());
     drop(master);
-    let (code, _) = ends(run);
+    let (status, _) = ends(run);
     // Where the tool was killed for it, it is there still.
     let _ = Command::new("kill").args(["-KILL", &program]).stderr(Stdio::null()).status();
-    assert_eq!(code, Some(128 + libc::SIGHUP));
+    assert_eq!(status.signal(), Some(libc::SIGHUP));
 }
 
 const MEANS_NOTHING: [(i32, &str); 3] = [(libc::SIGCHLD, "CHLD\n"), (libc::SIGPIPE, "PIPE\n"), (libc::SIGURG, "URG\n")];
@@ -331,7 +333,7 @@ fn what_a_terminal_sends_reaches_a_program_that_leads_a_group_of_its_own() {
     master.write_all(b"\x1c").unwrap();
     assert_eq!(printed.next().as_deref(), Some("QUIT"));
     master.write_all(b"\x03").unwrap();
-    assert_eq!(ends(run).0, Some(7));
+    assert_eq!(ends(run).0.code(), Some(7));
 }
 
 /// What waitpid(2) says of it, ended or stopped, once there is something to say.
@@ -359,7 +361,7 @@ fn a_program_that_stops_is_seen_to_stop_and_goes_on_with_the_tool() {
         assert!(libc::WIFSTOPPED(status), "{status:x}");
         send(run.id(), libc::SIGCONT);
     }
-    assert_eq!(ends(run).0, Some(7));
+    assert_eq!(ends(run).0.code(), Some(7));
 }
 
 /// Nobody could continue the tool there as a shell does.
@@ -381,7 +383,42 @@ fn a_program_that_somebody_stops_where_there_are_no_jobs_goes_on_by_itself() {
     seen("it does not stop", || (state(&sleeper) == Some('T')).then_some(()));
     send(program, libc::SIGCONT);
     send(program, libc::SIGTERM);
-    assert_eq!(ends(run).0, Some(128 + libc::SIGTERM));
+    assert_eq!(ends(run).0.signal(), Some(libc::SIGTERM));
+}
+
+/// When it has written what there is to write.
+#[test]
+fn a_signal_that_ends_the_program_ends_the_tool() {
+    if !can_page() {
+        return;
+    }
+    for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGQUIT, libc::SIGSEGV, libc::SIGRTMIN()] {
+        let place = tool::Place::new("ended");
+        let stats = place.path("stats");
+        let program = format!("ulimit -c 0; /bin/true; kill -{signal} $$; exit 1");
+        let mut run = run(&["--frames", "8M", "--stats", &stats], &["sh", "-c", &program]);
+        let (status, _) = ends(run.spawn().unwrap());
+        assert_eq!(status.signal(), Some(signal), "{status}");
+        assert!(!status.core_dumped(), "{status}");
+        assert!(std::fs::read_to_string(&stats).unwrap().contains("faults_total"));
+    }
+}
+
+#[test]
+fn in_process_1_which_no_signal_ends_it_is_a_status() {
+    if !can_page() {
+        return;
+    }
+    let mut first = Command::new("unshare");
+    first.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_selfpage"), "run"]).args(FRAMES);
+    let Ok(output) = first.args(["--", "sh", "-c", "kill -TERM $$"]).output() else {
+        return skip::skip("unshare", "there is no unshare(1): apt-get install util-linux");
+    };
+    let errors = text(&output.stderr);
+    if errors.contains("unshare: ") {
+        return skip::skip("root", &errors);
+    }
+    assert_eq!((output.status.code(), errors.as_str()), (Some(128 + libc::SIGTERM), ""));
 }
 
 /// Whoever waits for the tool there does not look whether it has stopped.
@@ -393,7 +430,7 @@ fn a_program_that_stops_below_a_script_goes_on_by_itself() {
     let tool = run(FRAMES, &["sh", "-c", "(sleep 1; kill -CONT $$) & kill -STOP $$; exit 7"]);
     let mut script = Command::new("sh");
     script.args(["-c", "\"$@\"; exit $?", "sh"]).arg(tool.get_program()).args(tool.get_args());
-    assert_eq!(ends(script.process_group(0).spawn().unwrap()).0, Some(7));
+    assert_eq!(ends(script.process_group(0).spawn().unwrap()).0.code(), Some(7));
 }
 
 /// `selfpage run` with something that happens while it is in a call. `None`: it cannot be run here.
@@ -410,11 +447,11 @@ fn meanwhile(what: &str, program: &[&str]) -> Option<Child> {
 #[test]
 fn a_program_that_ends_while_the_tool_stops_with_it_is_seen_to_end() {
     let Some(run) = meanwhile("-DENDS_IN_RAISE", &["sh", "-c", "kill -STOP $$"]) else { return };
-    assert_eq!(ends(run).0, Some(128 + libc::SIGKILL));
+    assert_eq!(ends(run).0.signal(), Some(libc::SIGKILL));
 }
 
 #[test]
 fn what_is_sent_to_the_program_before_it_is_executed_is_not_lost() {
     let Some(run) = meanwhile("-DSIGNAL_IN_FORK", &["sleep", "5"]) else { return };
-    assert_eq!(ends(run).0, Some(128 + libc::SIGTERM));
+    assert_eq!(ends(run).0.signal(), Some(libc::SIGTERM));
 }

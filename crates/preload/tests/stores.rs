@@ -195,7 +195,7 @@ fn go_on(mut child: Child) -> (i32, String, String) {
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    (run::code(output.status), text(output.stdout), text(output.stderr))
 }
 
 #[test]

@@ -43,6 +43,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
+use crate::run::blocked;
 use crate::{disk, output};
 
 use device::Witness;
@@ -92,7 +93,7 @@ Examples:
   selfpage bench apps --reps 5                            real programs with our allocator, each run paired with glibc's
   selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box
 
-Exit status: 0 done, 1 something failed, 2 bad usage, 130 stopped by a signal.";
+Exit status: 0 done, 1 something failed, 2 bad usage. A signal that stops it ends it, when everything is cleaned up.";
 
 /// Measure, against the kernel's own ways and the disk's limit, all in one run.
 #[derive(clap::Args, Debug)]
@@ -158,7 +159,7 @@ pub fn run(args: Args) -> i32 {
         Err(error) => {
             output::tell(format_args!("selfpage bench: {error}"));
             match error {
-                Error::Interrupted => 130,
+                Error::Interrupted => blocked::end_by(raw::interrupted_by()),
                 Error::Unusable(_) => 2,
                 _ => 1,
             }

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::process::{WaitId, WaitIdOptions};
 use selfpage_core::frame::Table;
@@ -384,12 +384,17 @@ pub fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// The signal that came; 0: none.
+static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 /// As kill(2) takes it: less than zero is a group.
 static RUNNING: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn on_signal(_: libc::c_int) {
-    INTERRUPTED.store(true, Ordering::SeqCst);
+extern "C" fn on_signal(signal: libc::c_int) {
+    INTERRUPTED.store(signal, Ordering::SeqCst);
+    end_running();
+}
+
+fn end_running() {
     let running = RUNNING.load(Ordering::SeqCst);
     if running != 0 {
         // SAFETY: signal-safe: kill may be called in a handler; the child is not reaped while RUNNING names it.
@@ -421,6 +426,11 @@ pub fn catch_interrupts() -> io::Result<()> {
 
 /// True after one of the caught signals.
 pub fn interrupted() -> bool {
+    interrupted_by() != 0
+}
+
+/// The last of the caught signals that came; 0: none did.
+pub fn interrupted_by() -> libc::c_int {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
@@ -443,7 +453,7 @@ pub fn end_on_signal(running: Option<Running>) {
     RUNNING.store(target, Ordering::SeqCst);
     if interrupted() {
         // The signal may have come before the child was named.
-        on_signal(0);
+        end_running();
     }
 }
 

@@ -1,8 +1,9 @@
 //! Running programs under `selfpage run`: builds the tool, the libraries and small C programs, and reads what was counted.
 #![allow(dead_code, unused_imports)]
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, ExitStatus, Output};
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -60,6 +61,11 @@ pub fn compile_static(name: &str, flags: &[&str]) -> Option<PathBuf> {
     Some(compile(name, &[&["-static"], flags].concat()))
 }
 
+/// As a shell has it: 128 and the signal that ended a run.
+pub fn code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
+}
+
 /// What became of a run.
 pub struct Ran {
     pub output: Output,
@@ -76,7 +82,7 @@ impl Ran {
     }
 
     pub fn code(&self) -> i32 {
-        self.output.status.code().unwrap_or(-1)
+        code(self.output.status)
     }
 
     /// The sum over processes of that name.
