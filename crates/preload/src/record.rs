@@ -8,6 +8,7 @@ mod mapped;
 use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
+use std::str::Utf8Chunk;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -114,6 +115,8 @@ struct Passed {
 }
 
 const LINE_BYTES: usize = 2048;
+/// So much of it a name takes at most.
+const QUOTED_BYTES: usize = 1024;
 
 /// The process that is to write, with [`WRITING`] while a thread of it does; 0: it has.
 static WRITER: AtomicU32 = AtomicU32::new(0);
@@ -284,7 +287,7 @@ fn take_back(file: &Records) {
 pub fn not_managed(path: &[u8], why: &str) {
     let Some(file) = FILE.get() else { return };
     let mut line = Line::new();
-    let said = line.quoted("{\"not_managed\":", &path[..path.len().min(1024)]);
+    let said = line.quoted("{\"not_managed\":", path);
     if said.and_then(|()| writeln!(line, ",\"why\":\"{why}\"}}")).is_ok() {
         line.append_to(file, Way::Once);
     }
@@ -311,11 +314,23 @@ impl Line {
         Line { bytes: [0; LINE_BYTES], len: 0 }
     }
 
-    /// A key, and bytes as a string: what would end it, or is no ASCII, is replaced.
+    /// A key, and bytes as a string, up to a character that finds no room. Bytes that are no text are replaced.
     fn quoted(&mut self, key: &str, bytes: &[u8]) -> std::fmt::Result {
         write!(self, "{key}\"")?;
-        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || byte == b' ';
-        bytes.iter().try_for_each(|byte| self.write_char(if plain(*byte) { *byte as char } else { '?' }))?;
+        let end = self.len + QUOTED_BYTES;
+        let replaced = |chunk: &Utf8Chunk<'_>| (!chunk.invalid().is_empty()).then_some(char::REPLACEMENT_CHARACTER);
+        for char in bytes.utf8_chunks().flat_map(|chunk| chunk.valid().chars().chain(replaced(&chunk))) {
+            let before = self.len;
+            match char {
+                '"' | '\\' => write!(self, "\\{char}"),
+                _ if char.is_control() => write!(self, "\\u{:04x}", u32::from(char)),
+                _ => self.write_char(char),
+            }?;
+            if self.len > end {
+                self.len = before;
+                break;
+            }
+        }
         self.write_char('"')
     }
 

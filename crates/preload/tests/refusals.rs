@@ -140,6 +140,52 @@ fn the_loader_is_a_program_too() {
     assert_eq!((ran.text().as_str(), ran.stats["processes"].as_array().unwrap().len()), ("ran\n", 1), "{}", ran.stats);
 }
 
+/// As it is told: a letter tells programs from each other, and a cut one does no harm.
+#[test]
+fn a_name_is_told_as_it_is() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let Some(alone) = run::compile_static("alone", &[]) else { return };
+    let letters = ["größe", "grüße", "a\"b\\c", "tab\there"];
+    let names = letters.map(|name| directory.path().join(name).to_str().unwrap().to_owned());
+    names.iter().for_each(|name| _ = std::fs::copy(&alone, name).unwrap());
+    let ran = run::run(
+        "8M",
+        "/bin/sh",
+        &["-c", r#"for program; do "$program"; done; exit 3"#, "sh"]
+            .iter()
+            .copied()
+            .chain(names.iter().map(String::as_str))
+            .collect::<Vec<_>>(),
+    );
+    let errors = ran.errors();
+    assert_eq!((ran.code(), errors.lines().count()), (3, names.len()), "{errors}");
+    let told: Vec<_> =
+        ran.stats["not_managed"].as_array().unwrap().iter().map(|one| one["not_managed"].as_str().unwrap()).collect();
+    assert_eq!(told, names);
+    assert!(errors.contains("größe was executed"), "{errors}");
+    // What is no text, and more of it than a line has room for.
+    let long = format!("{}/{}", "/.".repeat(600), directory.path().join("größe").display());
+    let bytes = "cp \"$1\" \"$0/$(printf 'a\\377b')\"; \"$0/$(printf 'a\\377b')\"; \"$2\"; exit 3";
+    let ran =
+        run::run("8M", "/bin/sh", &["-c", bytes, directory.path().to_str().unwrap(), alone.to_str().unwrap(), &long]);
+    let told = &ran.stats["not_managed"];
+    assert!(
+        ran.code() == 3 && told[0]["not_managed"].as_str().unwrap().ends_with("/a\u{fffd}b"),
+        "{}{told}",
+        ran.errors()
+    );
+    let cut = told[1]["not_managed"].as_str().unwrap();
+    assert!(cut.len() > 900 && long.starts_with(cut), "{told}");
+    // As the kernel has it: fifteen bytes.
+    let named = directory.path().join("обработка_данных");
+    std::fs::copy("/bin/true", &named).unwrap();
+    let ran = run::run("8M", &named, &[]).ok();
+    assert_eq!(ran.stats["processes"][0]["program"], "обработ\u{fffd}");
+}
+
 #[test]
 fn programs_that_are_executed_and_cannot_be_entered() {
     if !run::possible() || !run::has(PYTHON) {
