@@ -5,6 +5,8 @@ mod bond;
 mod cause;
 #[path = "../../preload/src/elf.rs"]
 mod elf;
+#[path = "../../preload/src/filters/count.rs"]
+mod filters;
 #[path = "../../preload/src/holes.rs"]
 mod holes;
 pub mod ignored;
@@ -219,6 +221,10 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
     let traces = trace.as_deref().map(Traces::of);
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
+    // Under more of them the library cannot be asked to do what it was seen to do here.
+    if let Some(filters) = filters::count() {
+        wishes.push(format!(";filters={filters}"));
+    }
     if stats.is_some() {
         wishes.push(";stats=asked");
     }

@@ -1,16 +1,15 @@
 //! Filters of system calls that the program sets for itself (seccomp). From then on a call that the program does not make itself may be its
 //! end, so the library makes none on the program's threads that it can do without.
 
+mod count;
+
 use std::cell::Cell;
-use std::fs::File;
-use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::sys::call;
 use crate::{record, rights, watch};
 
-/// More than `status` has for a process with a thousand groups.
-const STATUS_BYTES: usize = 16 << 10;
+pub use count::count;
 
 /// How many this process has set, or is about to.
 static SET: AtomicU32 = AtomicU32::new(0);
@@ -24,12 +23,10 @@ thread_local! {
     static IS_SETTING: Cell<bool> = const { Cell::new(false) };
 }
 
-const OWN_STATUS: &str = "/proc/self/status";
-
 /// The calling thread is the process's first, and its filters are not the program's own.
 pub fn begin() {
     if mode() > 0 {
-        INHERITED.store(count(OWN_STATUS).unwrap_or(u32::MAX), Ordering::SeqCst);
+        INHERITED.store(count().unwrap_or(u32::MAX), Ordering::SeqCst);
     }
 }
 
@@ -72,7 +69,7 @@ pub fn settle_in_child() {
     if are_set() && !are_in_force() {
         let is_in_force = match INHERITED.load(Ordering::SeqCst) {
             0 => mode() != 0,
-            inherited => count(OWN_STATUS) != Some(inherited),
+            inherited => count() != Some(inherited),
         };
         if is_in_force {
             IN_FORCE.store(true, Ordering::SeqCst);
@@ -91,15 +88,6 @@ pub fn one_came_unheard() -> bool {
 pub fn mode() -> i32 {
     // SAFETY: raw-call: no memory is passed.
     unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) as i32 }
-}
-
-/// How many filters a process has, by its `status` in /proc. This takes no more calls than the loader has made already.
-pub fn count(status: &str) -> Option<u32> {
-    let mut text = [0; STATUS_BYTES];
-    let len = File::open(status).and_then(|mut file| file.read(&mut text)).ok()?;
-    let mut lines = text.get(..len)?.split(|byte| *byte == b'\n');
-    let count = lines.find_map(|line| line.strip_prefix(b"Seccomp_filters:"))?;
-    std::str::from_utf8(count).ok()?.trim().parse().ok()
 }
 
 /// prctl(2) with `PR_SET_SECCOMP`.

@@ -16,7 +16,8 @@ use crate::managed::{self, Managed};
 use crate::promises::{self, Staying};
 use crate::{caller, children, filters, holes, malloc, process, ranges, record, rights, service, sys, threads, watch};
 
-/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
+/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;record=FILE;filters=COUNT;stats=asked;
+/// trace=PATH;sample=MS;store=PLACE`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
 
 /// Where pages go if nobody says so, and where there is no place beside the one that was named.
@@ -53,6 +54,8 @@ struct Wishes {
     trace: Option<Trace>,
     /// Who called `run`.
     user: Option<u32>,
+    /// How many filters of system calls `run` is under itself.
+    filters: Option<u32>,
 }
 
 #[used]
@@ -130,6 +133,7 @@ impl Wishes {
                 every: Duration::from_millis(value("sample").and_then(|ms| ms.parse().ok()).unwrap_or(0)),
             }),
             user: value("user").and_then(|user| user.parse().ok()),
+            filters: value("filters").and_then(|filters| filters.parse().ok()),
         })
     }
 
@@ -206,9 +210,7 @@ impl Wishes {
 
     /// Whether system calls are filtered that are not for `run`: all of a container's may be.
     fn is_filtered(&self) -> bool {
-        let run = self.record.as_deref().and_then(record::number_of_run);
-        let filters_of_run = run.and_then(|run| filters::count(&format!("/proc/{run}/status")));
-        filters_of_run.is_some_and(|count| filters::count("/proc/self/status").is_some_and(|own| own > count))
+        self.filters.is_some_and(|of_run| filters::count().is_some_and(|own| own > of_run))
     }
 
     fn is_another_user(&self) -> bool {

@@ -244,6 +244,20 @@ fn a_program_that_is_executed_under_a_filter_runs_without_a_domain() {
 }
 
 #[test]
+fn so_does_one_in_a_pid_namespace_of_its_own() {
+    let Some(program) = program() else { return };
+    if !run::is_root() {
+        return run::skip("root", "only root can make a namespace of process numbers");
+    }
+    let unshare = ["-pf", "--mount-proc", program.to_str().unwrap(), "executed"];
+    let ran = run::run("8M", "unshare", &unshare);
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ok\n"), "{}", ran.errors());
+    // Beside that it may have no record where its /proc is.
+    let says = "selfpage: not managed, because a filter forbids it system calls: ";
+    assert_eq!(ran.errors().lines().filter(|line| line.starts_with(says)).count(), 1, "{}", ran.errors());
+}
+
+#[test]
 fn a_program_whose_watch_a_filter_kills_runs_without_it() {
     let Some(ran) = case("executed_where_its_watch_is_killed") else { return };
     assert_eq!((ran.code(), ran.text(), ran.errors()), (0, "ok\n".into(), String::new()));
