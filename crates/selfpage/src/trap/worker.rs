@@ -318,18 +318,22 @@ impl Follow {
         if !looks {
             return;
         }
-        let Some(cpu) = last_cpu(thread) else { return };
+        let Some(cpu) = last_cpu(thread) else { return self.no_more() };
         if self.cpu != Some(cpu) && CpuSet::only(cpu).bind(this_thread::id()).is_ok() {
             self.cpu = Some(cpu);
         }
     }
 }
 
-/// The CPU that a thread of this process ran on last.
+/// The CPU that a thread of this process ran on last. `None`: nobody says, or it is a real-time thread, which keeps its CPU from a worker for as
+/// long as it runs, while others wait for that.
 fn last_cpu(thread: u32) -> Option<u32> {
+    const REAL_TIME: [libc::c_int; 3] = [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE];
     let stat = task::text(&task::folder_at_hand(thread)?.join("stat")).ok()?;
-    // The name is in brackets and may hold anything; field 39 is the 37th after it.
-    stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()
+    // The name is in brackets and may hold anything; field 39 is the 37th after it, and 41 the policy.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(36);
+    let (cpu, policy) = (fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?);
+    (!REAL_TIME.contains(&policy)).then_some(cpu)
 }
 
 #[cfg(test)]
@@ -366,6 +370,38 @@ mod tests {
             faulting.unwrap().join().unwrap();
         }
         assert_eq!(last_cpu(u32::MAX), None);
+    }
+
+    /// It would not run there before that one waits for it.
+    #[test]
+    fn a_worker_goes_to_no_cpu_that_a_real_time_thread_keeps() {
+        let before = CpuSet::of(0).unwrap();
+        let follows = |policy| {
+            std::thread::spawn(move || {
+                let priority = libc::sched_param { sched_priority: i32::from(policy != libc::SCHED_OTHER) };
+                // SAFETY: test: the number outlives the call.
+                if unsafe { libc::sched_setscheduler(0, policy, &raw const priority) } != 0 {
+                    return None;
+                }
+                let faulting = this_thread::id();
+                // A thread that is started has its starter's policy, which says nothing of a worker's.
+                let worker = move || {
+                    let mut follow = Follow::begin();
+                    follow.thread(faulting);
+                    (follow.cpu.is_some(), CpuSet::of(0) == Ok(before))
+                };
+                std::thread::spawn(worker).join().ok()
+            })
+            .join()
+            .unwrap()
+        };
+        assert!(follows(libc::SCHED_OTHER).is_some_and(|(follows, _)| follows));
+        for policy in [libc::SCHED_FIFO, libc::SCHED_RR] {
+            let Some(found) = follows(policy) else {
+                return crate::skip::skip("fifo", "SCHED_FIFO is refused: be root, or raise ulimit -r");
+            };
+            assert_eq!(found, (false, true), "policy {policy}");
+        }
     }
 
     #[test]
