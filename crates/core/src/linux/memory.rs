@@ -120,6 +120,18 @@ pub unsafe fn reserve(place: Place, len_bytes: usize) -> Result<usize, Errno> {
     unsafe { map(place, len_bytes, Access::None, flags, Descriptor::ABSENT, 0) }
 }
 
+/// Maps `len_bytes` of memory that is no file's, and that forked children share. Returns its address.
+///
+/// # Errors
+/// What mmap(2) says.
+///
+/// # Safety
+/// owned-range: as for [`map_anonymous`].
+pub unsafe fn map_shared(place: Place, len_bytes: usize, access: Access) -> Result<usize, Errno> {
+    // SAFETY: owned-range: passed on from our caller.
+    unsafe { map(place, len_bytes, access, raw::MAP_SHARED | raw::MAP_ANONYMOUS, Descriptor::ABSENT, 0) }
+}
+
 /// Maps `len_bytes` of an open file (or memfd) from `offset_bytes` on. Returns the address.
 ///
 /// # Errors

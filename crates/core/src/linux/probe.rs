@@ -2,7 +2,7 @@
 
 use super::descriptor::Descriptor;
 use super::errno::Errno;
-use super::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place, Sharing};
+use super::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
 use super::pagemap::{Afterwards, Categories, Pagemap, Stretch};
 use super::uffd::{Features, Message, Modes, Reach, Reading, Stopped, Uffd, Waiters, Writing};
 use super::{clock, thread};
@@ -349,14 +349,11 @@ pub fn has_soft_dirty() -> Answer {
 /// [`Shortfall`].
 pub fn maps_existing() -> Answer {
     let Trial { scratch, uffd } = &Trial::new(Features::MINOR_SHMEM, Modes::MISSING)?;
-    let file = memory::memfd(c"selfpage-probe", PAGE_BYTES)?;
-    let (place, access) = (Place::Over(scratch.page(1)), Access::ReadWrite);
-    // SAFETY: owned-range: the page is ours. file-mapping: nobody else has the file.
-    let mapped = unsafe { memory::map_file(place, PAGE_BYTES, access, Sharing::Shared, file, 0) };
-    let _ = file.close();
-    mapped?;
+    // No file's: to make one that long is a signal where files may have no bytes (`RLIMIT_FSIZE`).
+    // SAFETY: owned-range: the page is ours.
+    unsafe { memory::map_shared(Place::Over(scratch.page(1)), PAGE_BYTES, Access::ReadWrite) }?;
     scratch.mark(1)?;
-    scratch.advise(1, 1, Advice::Drop)?; // The file keeps the page.
+    scratch.advise(1, 1, Advice::Drop)?; // Shared memory keeps the page.
     // SAFETY: owned-range: the page is ours.
     unsafe { uffd.register(scratch.page(1), PAGE_BYTES, Modes::MINOR) }?;
     // SAFETY: owned-range: as above.

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use selfpage::dirty::{DirtyTracker, Mechanism};
+use selfpage::doctor::Finding;
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{
     Answer, Config, DescriptorTable, Domain, FaultHandler, FileAccess, Kind, MemoryFault, Protection, Region, Trap,
@@ -67,6 +68,24 @@ fn a_kernel_without_move() {
     in_child(here!(), "", || {
         API.fails_everywhere(libc::EINVAL).unwrap();
         unsupported(&["UFFDIO_MOVE", "Linux 6.8"]);
+    })
+    .well();
+}
+
+/// The kernel would send SIGXFSZ, for which the program has no handler.
+#[test]
+fn to_examine_the_machine_ends_nobody_whose_files_may_have_no_bytes() {
+    in_child(here!(), "", || {
+        let findings = || -> Vec<String> {
+            let without_limits = |finding: &Finding| finding.feature != "O_DIRECT";
+            let findings = selfpage::doctor::examine().into_iter().filter(without_limits);
+            findings.map(|finding| format!("{} {:?}", finding.feature, finding.state)).collect()
+        };
+        let before = findings();
+        let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: test: the limit is borrowed until the call returns.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
+        assert_eq!(findings(), before);
     })
     .well();
 }
