@@ -9,6 +9,7 @@ use selfpage_core::linux::pagemap::Pagemap;
 use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
 
 use crate::config::Settings;
+use crate::doctor::limits::unfilter;
 use crate::doctor::userfaultfd as remedy;
 use crate::error::{Error, Kind, Result, SystemError};
 use crate::store::{raised, release_number};
@@ -51,10 +52,7 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
     let mut open = |reach, features: Features| -> Result<Uffd> {
         let uffd = Uffd(raised(Uffd::open(reach, Reading::Polls).map_err(|errno| no_userfaultfd(reach, errno))?.0));
         opened.push(uffd.0);
-        uffd.agree(features).map_err(|errno| {
-            let cause = format!("this kernel has no UFFDIO_MOVE ({errno:?}); {}", remedy::NEWER_6_8);
-            Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
-        })?;
+        uffd.agree(features).map_err(|errno| not_agreed("UFFDIO_MOVE", remedy::NEWER_6_8, errno))?;
         Ok(uffd)
     };
     let moves = Features::MOVE.and(Features::POISON).and(Features::WP);
@@ -77,6 +75,16 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
     let memory = high(Descriptor::open_memory(), MEMORY)?;
     let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/thread-self/pagemap")?);
     Ok((Descriptors { pool, worker, upcall, tracked_worker, tracked_upcall, memory, pagemap }, reach))
+}
+
+/// Why a userfaultfd cannot be had with `feature`, which the kernels of `newer` have. One that lacks it says so in one way alone.
+pub(crate) fn not_agreed(feature: &str, newer: &str, errno: Errno) -> Error {
+    const CALL: &str = "ioctl(UFFDIO_API)";
+    let cause = match errno {
+        Errno::INVAL => format!("this kernel has no {feature} ({errno:?}); {newer}"),
+        _ => format!("{CALL} refused ({}); {}", SystemError::into_io(errno), unfilter(CALL)),
+    };
+    Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
 }
 
 pub(crate) fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {

@@ -161,10 +161,7 @@ impl WriteProtection {
         let uffd = Uffd(raised(uffd.map_err(|errno| descriptors::no_userfaultfd(Reach::UserFaults, errno))?.0));
         self.uffd.store(uffd.0.raw(), Ordering::Relaxed);
         let wanted = Features::WP.and(Features::WP_ASYNC).and(Features::WP_UNPOPULATED).and(Features::WP_SHMEM);
-        uffd.agree(wanted).map_err(|errno| {
-            let cause = format!("this kernel has no WP_ASYNC ({errno:?}); {}", remedy::NEWER_6_7);
-            Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
-        })?;
+        uffd.agree(wanted).map_err(|errno| descriptors::not_agreed("WP_ASYNC", remedy::NEWER_6_7, errno))?;
         let pagemap =
             Descriptor::open_pagemap().map_err(|errno| Error::system("open", "/proc/thread-self/pagemap", errno))?;
         self.pagemap.store(raised(pagemap).raw(), Ordering::Relaxed);

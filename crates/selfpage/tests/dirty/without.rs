@@ -40,6 +40,15 @@ fn a_kernel_without_asynchronous_protection() {
 }
 
 #[test]
+fn a_filter_that_blocks_the_handshake_of_userfaultfd_is_no_older_kernel() {
+    let ended = in_child(|| {
+        API.fails(libc::EPERM).unwrap();
+        works_by_traps("seccomp");
+    });
+    assert_eq!(ended, 0, "how the child ended");
+}
+
+#[test]
 fn a_container_that_blocks_userfaultfd() {
     let ended = in_child(|| {
         // SAFETY: test: gives away the right to open the device, which would stand in for the call.

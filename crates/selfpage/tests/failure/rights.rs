@@ -72,6 +72,16 @@ fn a_kernel_without_move() {
     .well();
 }
 
+/// The descriptor is there, and what it may do cannot be agreed on.
+#[test]
+fn a_filter_that_blocks_the_handshake_of_userfaultfd_is_no_older_kernel() {
+    in_child(here!(), "", || {
+        API.fails_everywhere(libc::EPERM).unwrap();
+        unsupported(&["ioctl(UFFDIO_API)", "seccomp", "docker run --security-opt"]);
+    })
+    .well();
+}
+
 /// The kernel would send SIGXFSZ, for which the program has no handler.
 #[test]
 fn to_examine_the_machine_ends_nobody_whose_files_may_have_no_bytes() {
