@@ -126,14 +126,31 @@ fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
         let right = mounted == kind && (controller.is_empty() || options.split(',').any(|one| one == controller));
         right.then(|| Path::new(place))
     })?;
-    let group = root.join(path.trim_start_matches('/'));
-    // In a container the tree may begin at our own group.
-    Some(if group.exists() { group } else { root.to_owned() })
+    Some(group_in(root, path))
+}
+
+/// Where the process's group is in a tree, by the way to it.
+fn group_in(root: &Path, way: &str) -> PathBuf {
+    let mut groups = alloc::cgroup::ends(way).map(|end| root.join(end.trim_start_matches('/')));
+    // In a container the tree may begin at our own group, or at one around it.
+    groups.find(|group| group.exists()).unwrap_or_else(|| root.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_is_found_that_lies_below_the_one_where_the_mount_begins() {
+        let mount = tempfile::tempdir().unwrap();
+        let root = mount.path();
+        fs::create_dir_all(root.join("system.slice/x")).unwrap();
+        assert_eq!(group_in(root, "/system.slice/x"), root.join("system.slice/x"));
+        assert_eq!(group_in(root, "/docker/ID/system.slice/x"), root.join("system.slice/x"));
+        for not_below in ["", "/docker/ID", "/../system.slice/x"] {
+            assert_eq!(group_in(root, not_below), root, "{not_below}");
+        }
+    }
 
     #[test]
     fn no_group_of_version_1_keeps_frames_in_memory() {

@@ -16,6 +16,8 @@ use super::file::File;
 const MOUNTS: &str = "/sys/fs/cgroup";
 /// No path is longer, with the zero behind it.
 const PATH_BYTES: usize = 4096;
+/// Each group has it.
+const MEMBERS: &str = "cgroup.procs";
 /// A group that may have so much has no limit.
 const NO_LIMIT: usize = 1 << 60;
 
@@ -82,6 +84,17 @@ impl<'a> Group<'a> {
         ways.map(move |way| Group { way, ..self })
     }
 
+    /// As it is mounted: a mount may begin at a group around it, as a container's does. Where it is not there at all, as it is.
+    fn as_mounted(self) -> Result<Group<'a>, Unknown> {
+        for way in ends(self.way) {
+            let group = Group { way, ..self };
+            if group.open(MEMBERS)?.is_some() {
+                return Ok(group);
+            }
+        }
+        Ok(self)
+    }
+
     /// Tells `look` the path of one of its files, which nothing is allocated for: the first large block of a process waits for this.
     fn at<T>(&self, file: &str, look: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
         let (mut path, mut len) = ([0; PATH_BYTES], 0);
@@ -98,7 +111,7 @@ impl<'a> Group<'a> {
 
     /// Whether its hierarchy is mounted: where it is not, there is often an empty directory, which each sysfs has.
     fn is_seen(self) -> Result<bool, Unknown> {
-        Ok(Group { way: "", ..self }.open("cgroup.procs")?.is_some())
+        Ok(Group { way: "", ..self }.open(MEMBERS)?.is_some())
     }
 
     /// The least that it may have. `None`: it is not here, or nothing limits it, as the root of version 2.
@@ -137,6 +150,15 @@ impl<'a> Group<'a> {
 pub(crate) fn way(groups: &str, is_meant: impl Fn(&str) -> bool) -> Option<&str> {
     let mut ways = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     ways.find(|(controllers, _)| is_meant(controllers)).map(|(_, way)| way.trim_end_matches('/'))
+}
+
+/// A way, and what there is of it below each of the groups that it leads through, the longest first. One that leads out of what the process sees has no
+/// other end.
+pub(crate) fn ends(way: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(way), |way| {
+        let below = way.strip_prefix('/').filter(|below| !below.starts_with("../"))?;
+        below.get(below.find('/')?..)
+    })
 }
 
 /// The process's group of version 2, in both places where that may be mounted: it may be beside version 1.
@@ -203,8 +225,9 @@ pub(super) fn groups() -> Result<String, Unknown> {
 /// The first thing that `open` finds where the process's group would report pressure, as version 2 alone does.
 pub(super) fn find_pressure<T>(open: impl Fn(&Path) -> Option<T>) -> Option<T> {
     let groups = groups().ok()?;
-    second(MOUNTS, &groups)
-        .find_map(|group| group.at("memory.pressure", |path| open(Path::new(OsStr::from_bytes(path.to_bytes())))))
+    second(MOUNTS, &groups).find_map(|group| {
+        group.as_mounted().ok()?.at("memory.pressure", |path| open(Path::new(OsStr::from_bytes(path.to_bytes()))))
+    })
 }
 
 /// The least that any of the process's groups may have, those around them included. `None`: none has a limit.
@@ -248,7 +271,7 @@ fn each_limit_in<'a>(
 ) -> Result<(), Unknown> {
     for own in holding(mounts, groups) {
         let mut told = false;
-        for group in own.and_around() {
+        for group in own.as_mounted()?.and_around() {
             let limit = group.limit()?;
             told |= limit.is_some();
             if let Some(limit_bytes) = limit.filter(|bytes| *bytes < NO_LIMIT) {
@@ -306,6 +329,23 @@ mod tests {
         assert_eq!(limit_in(mounts.path(), "0::/\n"), None);
         // Where the process's group lies elsewhere than the mount shows, what is around it still counts.
         assert_eq!(fullest(mounts.path(), "0::/a/gone\n"), Some((900, 500)));
+    }
+
+    #[test]
+    fn a_group_counts_that_lies_below_the_one_where_the_mount_begins() {
+        let mounts = tempfile::tempdir().unwrap();
+        // As a container without a namespace of groups has it: the mount is of `/docker/ID`.
+        let taken = [("memory.usage_in_bytes", "60\n"), ("memory.stat", "total_active_file 6\n")];
+        for (name, limit) in [("memory", "200\n"), ("memory/system.slice", "90\n"), ("memory/system.slice/x", "80\n")] {
+            let files = [("cgroup.procs", ""), ("memory.limit_in_bytes", limit), taken[0], taken[1]];
+            group(mounts.path(), name, &files);
+        }
+        let groups = "4:memory:/docker/ID/system.slice/x\n";
+        assert_eq!((fullest(mounts.path(), groups), limit_in(mounts.path(), groups)), (Some((80, 26)), Some(80)));
+        assert_eq!(limit_in(mounts.path(), "4:memory:/docker/ID\n"), Some(200));
+        // The way itself comes first, and one that leads out of what is mounted has no end here.
+        assert_eq!(limit_in(mounts.path(), "4:memory:/system.slice\n"), Some(90));
+        assert_eq!(limit_in(mounts.path(), "4:memory:/../system.slice/x\n"), Some(200));
     }
 
     #[test]
