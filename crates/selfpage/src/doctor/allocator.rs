@@ -1,6 +1,6 @@
 //! What the machine gives to the page allocator, and to the `malloc` over it.
 
-use super::limits::{MOUNT_SYS, has_sys};
+use super::limits::{MOUNT, MOUNT_SYS, has_sys};
 use super::{Finding, State, setting};
 use crate::alloc::medium::{self, Medium};
 use crate::alloc::pressure::{Watch, Wishes};
@@ -105,17 +105,18 @@ fn medium_pages(found: Medium, is_there: bool) -> Finding {
 
 fn overcommit(mode: Option<&str>) -> Finding {
     const FEATURE: &str = "overcommit for blocks";
-    match mode {
-        Some("2") => {
-            let why =
-                "2: addresses in reserve count nothing, but blocks count in full, and what is kept of freed ones too";
-            Finding::new(FEATURE, State::Degraded, why).remedy("SELFPAGE_RETAIN=0, or sysctl -w vm.overcommit_memory=0")
+    // Blocks go by the same.
+    let (mode, remedy) = match mode {
+        Some(mode @ ("0" | "1")) => {
+            return Finding::new(FEATURE, State::Present, format!("{mode}: what a block does not touch costs nothing"));
         }
-        mode => {
-            let why = format!("{}: what a block does not touch costs nothing", mode.unwrap_or("unreadable"));
-            Finding::new(FEATURE, State::Present, why)
-        }
-    }
+        Some(mode) => (mode, "SELFPAGE_RETAIN=0, or sysctl -w vm.overcommit_memory=0"),
+        None => ("unreadable: taken for 2", MOUNT),
+    };
+    let why = format!(
+        "{mode}: addresses in reserve count nothing, but blocks count in full, and what is kept of freed ones too"
+    );
+    Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
 }
 
 fn pressure(watch: &Watch) -> Finding {
@@ -194,6 +195,7 @@ mod tests {
             (medium_pages(Medium::Outgrown, true), State::Degraded, "larger ones would come"),
             (overcommit(Some("0")), State::Present, "costs nothing"),
             (overcommit(Some("2")), State::Degraded, "count in full"),
+            (overcommit(None), State::Degraded, "unreadable: taken for 2"),
             (pressure(&listened_to()), State::Present, "goes back when it is reported"),
             (pressure(&Watch::Silenced), State::Degraded, "switched off by MEMORY_PRESSURE_WATCH"),
             (pressure(&Watch::Off), State::Degraded, "nobody reports it"),
