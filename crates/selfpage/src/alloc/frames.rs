@@ -184,10 +184,10 @@ pub(super) fn has_no_limits() -> bool {
     ASKS_FOR_LIMITS.load(Ordering::Relaxed) && unlimited(Resource::Addresses) && unlimited(Resource::Data)
 }
 
-/// Whether the process's limits let it map anything: somebody may have set them below what it has. A move needs no room besides, since it
-/// unmaps its target before it looks at them.
+/// Whether the process may map anything: somebody may have set its limits below what it has, or others may have taken what a strict overcommit
+/// lets there be. A move needs no room besides, since it unmaps its target before it looks at them.
 fn may_map() -> bool {
-    if has_no_limits() {
+    if OVERCOMMITS.load(Ordering::Relaxed) && has_no_limits() {
         return true;
     }
     // SAFETY: owned-range: a fresh mapping replaces nothing, and nobody knows of it.
@@ -402,6 +402,18 @@ pub(super) fn machine_has(len_bytes: usize) -> bool {
 
 /// How the kernel judges what a process asks for.
 pub(super) const OVERCOMMIT: &CStr = c"/proc/sys/vm/overcommit_memory";
+
+/// Whether that is known to be less than strict. Who moves frames does not ask: the program may have forbidden itself to.
+static OVERCOMMITS: AtomicBool = AtomicBool::new(false);
+
+/// Whether a process may have more than the machine has. Else the kernel counts all that may be written (`vm.overcommit_memory` is 2), or
+/// that cannot be read.
+pub(super) fn overcommits() -> bool {
+    let is_known = OVERCOMMITS.load(Ordering::Relaxed);
+    let overcommits = is_known || matches!(setting(OVERCOMMIT), [b'0' | b'1', ..]);
+    OVERCOMMITS.store(overcommits, Ordering::Relaxed);
+    overcommits
+}
 
 /// What a setting of the kernel begins with; zeros where it cannot be read.
 pub(super) fn setting(path: &CStr) -> [u8; 32] {

@@ -53,6 +53,7 @@ pub fn look() {
         return;
     }
     // All that is read is read without the lock, which others wait for.
+    frames::overcommits();
     let (limit, huge_pages) = (cgroup::limit(), medium::huge_pages_may_come());
     let most_mappings = frames::number(c"/proc/sys/vm/max_map_count");
     let mut pages = PAGES.take();

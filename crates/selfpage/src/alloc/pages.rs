@@ -54,8 +54,6 @@ pub(super) struct Pages {
     pieces: usize,
     /// Frames were left to the kernel since the last sweep, which may still be there.
     lapsed: bool,
-    /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
-    strict_overcommit: Option<bool>,
     /// Whether it may give huge pages, as the look at the limit has found. `None`: nobody has looked yet, and what may come is counted.
     pub(super) huge_pages: Option<bool>,
     /// How many mappings the process may have, as that look has found.
@@ -85,7 +83,6 @@ impl Pages {
             frees: 0,
             pieces: 0,
             lapsed: false,
-            strict_overcommit: None,
             huge_pages: None,
             most_mappings: MAPPINGS,
         }

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use selfpage::alloc;
 use selfpage::alloc::batch::{self, Blocks};
 
+use crate::child;
 use crate::filter::Call;
 use crate::own_process;
 use crate::skip::skip;
@@ -331,5 +332,32 @@ fn freeing_an_item_twice_is_named() {
             batch::free(&Blocks, &items[7..9]);
             batch::free(&Blocks, &items[3..12]);
         }
+    });
+}
+
+/// A move unmaps its target before the kernel counts what it maps there. So where all of that may be counted (`vm.overcommit_memory` is 2, or
+/// cannot be read) a page is mapped for trial, and where there is none nothing is moved.
+#[test]
+fn a_block_is_copied_where_there_may_be_a_strict_overcommit_and_not_a_page_is_left() {
+    own_process::run("input::a_block_is_copied_where_there_may_be_a_strict_overcommit_and_not_a_page_is_left", || {
+        const MOVES: libc::c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        let blocks = [7, 8].map(|byte| (byte, alloc::allocate(8 << 20, 1).unwrap()));
+        child::forked(|| {
+            Call::any(libc::SYS_open).fails(libc::EACCES).unwrap();
+            Call::any(libc::SYS_openat).fails(libc::EACCES).unwrap();
+            Call::with(libc::SYS_mmap, 1, 4096).fails(libc::ENOMEM).unwrap();
+            // The child's only one.
+            Call::with(libc::SYS_mremap, 3, MOVES as u32).ends_its_thread().unwrap();
+            // Each in the other's way.
+            for (byte, block) in blocks {
+                // SAFETY: ours, as long as was asked for.
+                unsafe {
+                    block.write_bytes(byte, 8 << 20);
+                    let moved = alloc::resize(block, 40 << 20).unwrap();
+                    assert!(std::slice::from_raw_parts(moved.as_ptr(), 8 << 20).iter().all(|at| *at == byte));
+                    alloc::free(moved);
+                }
+            }
+        });
     });
 }

@@ -131,7 +131,8 @@ impl Pages {
     /// where one mapping covers it, so what is closed of the slots is opened, and stays so for the next time where nobody would notice. False:
     /// it may not be, and nothing has changed.
     fn exchange_entries(&mut self, a: SlotId, b: SlotId, between: SlotId) -> bool {
-        if self.strict_overcommit() {
+        // Closing would not take back what was counted.
+        if !frames::overcommits() {
             return false;
         }
         let Some(reservation) = &mut self.reservation else { return false };
@@ -190,13 +191,6 @@ impl Pages {
             }
             self.tails.put(reservation, id);
         }
-    }
-
-    /// Whether the kernel counts all that may be written against what the machine has (`vm.overcommit_memory` is 2, or cannot be
-    /// read). Closing would not take that back.
-    fn strict_overcommit(&mut self) -> bool {
-        let is = |setting: &[u8]| !matches!(setting, [b'0' | b'1', ..]);
-        *self.strict_overcommit.get_or_insert_with(|| is(&frames::setting(frames::OVERCOMMIT)))
     }
 }
 
