@@ -7,6 +7,7 @@ mod cause;
 mod elf;
 #[path = "../../preload/src/filters/count.rs"]
 mod filters;
+mod group;
 #[path = "../../preload/src/holes.rs"]
 mod holes;
 pub mod ignored;

@@ -421,6 +421,25 @@ fn in_process_1_which_no_signal_ends_it_is_a_status() {
     assert_eq!((output.status.code(), errors.as_str()), (Some(128 + libc::SIGTERM), ""));
 }
 
+/// What is outside of a PID namespace has no number in it: our caller's group, and ours, is 0.
+#[test]
+fn in_a_group_without_a_number_there_is_nothing_to_follow() {
+    if !can_page() {
+        return;
+    }
+    let tool = run(FRAMES, &["sh", "-c", "(sleep 1; kill -CONT $$) & kill -STOP $$; exit 7"]);
+    let mut first = Command::new("unshare");
+    first.args(["--pid", "--fork", "--mount-proc", "sh", "-c", "\"$@\"; exit $?", "sh"]);
+    let Ok(output) = first.arg(tool.get_program()).args(tool.get_args()).output() else {
+        return skip::skip("unshare", "there is no unshare(1): apt-get install util-linux");
+    };
+    let errors = text(&output.stderr);
+    if errors.contains("unshare: ") {
+        return skip::skip("root", &errors);
+    }
+    assert_eq!((output.status.code(), errors.as_str()), (Some(7), ""));
+}
+
 /// Whoever waits for the tool there does not look whether it has stopped.
 #[test]
 fn a_program_that_stops_below_a_script_goes_on_by_itself() {

@@ -29,6 +29,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/cli/src/bench/guest/inside", "closures in a virtual machine, and the memory that they find there"),
     ("crates/cli/src/run/blocked", "the signals that this thread has blocked"),
     ("crates/cli/src/run/bond", "what is asked of the kernel between fork and exec"),
+    ("crates/cli/src/run/group", "numbers that are 0 in some namespaces, which safe calls do not allow for"),
     ("crates/cli/src/run/ignored", "signals as they were before the runtime, and between fork and exec"),
     ("crates/cli/src/run/inherited", "descriptors that whoever executed this process left open"),
     ("crates/heap", "an allocator: mimalloc in C, and Rust's and C's contracts for blocks"),

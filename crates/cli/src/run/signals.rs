@@ -16,7 +16,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
-use super::{Refused, bad, cause, ignored};
+use super::{Refused, bad, cause, group, ignored};
 
 /// What somebody may send to end a program, or to tell it something. SIGCHLD too: that is heard of anyway.
 pub const PASSED_ON: [i32; 20] = [
@@ -76,7 +76,7 @@ fn is_for_the_program(child: &Child, origin: &Origin) -> bool {
         // The end of a child is ours to see. What our caller ignored is listened for nevertheless.
         SIGCHLD => !matches!(origin.cause, Cause::Chld(_)) && !ignored::is(SIGCHLD),
         signal if origin.cause == Cause::Kernel && OF_TERMINALS.contains(&signal) => {
-            OF_ITS_END.contains(&signal) && leads_session() || stands_for_group_of(child)
+            OF_ITS_END.contains(&signal) && group::leads_session() || stands_for_group_of(child)
         }
         _ => true,
     }
@@ -85,14 +85,7 @@ fn is_for_the_program(child: &Child, origin: &Origin) -> bool {
 /// Whether the terminal has this process in place of the program. What it sends, it sends to the program as well, where that is in the same
 /// group. One that has made a group of its own would lead this one if nobody were between it and its caller, and could not have left it.
 fn stands_for_group_of(child: &Child) -> bool {
-    let group = rustix::process::getpgrp();
-    let leads = group == rustix::process::getpid();
-    leads
-        && number(child).is_some_and(|pid| rustix::process::getpgid(Some(pid)).is_ok_and(|of_child| of_child != group))
-}
-
-fn leads_session() -> bool {
-    rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
+    group::is_led() && number(child).and_then(group::of).is_some_and(|of_child| of_child != group::own())
 }
 
 pub fn number(child: &Child) -> Option<Pid> {

@@ -2,12 +2,12 @@
 
 use std::process::Child;
 
-use rustix::process::{WaitId, WaitIdOptions, getpgid, getpgrp, getppid};
+use rustix::process::{WaitId, WaitIdOptions, getppid};
 use signal_hook::consts::SIGTSTP;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
-use super::{blocked, signals};
+use super::{blocked, group, signals};
 
 /// Stops as well where the program has stopped, as a terminal would stop us, where we are a shell's job: whoever is in one group with us, a
 /// script or make(1), does not look for that, and in an orphaned group the kernel stops nobody. Returns when somebody has sent SIGCONT, which
@@ -28,7 +28,7 @@ pub fn follow(program: &Child, heard: &mut SignalsInfo<WithOrigin>) {
 
 /// Whether our caller is in our group: then that, or somebody before it, is the shell's job.
 fn has_caller_in_group() -> bool {
-    getppid().is_some_and(|parent| getpgid(Some(parent)).is_ok_and(|group| group == getpgrp()))
+    getppid().and_then(group::of) == Some(group::own())
 }
 
 /// Looks, and has it be seen again as long as it stands.
