@@ -124,7 +124,9 @@ static void go_by_ours(void) {
     array = reallocarray(array, 3000, 10);
     if (array == NULL || head_of(array)->mark != MARK || array[299] != 7) die("an array has become another's\n");
     free(array);
-    if (reallocarray(NULL, SIZE_MAX, 2) != NULL || errno != ENOMEM) die("a product that overflows\n");
+    // The compiler is not to see it.
+    size_t volatile most = SIZE_MAX;
+    if (reallocarray(NULL, most, 2) != NULL || errno != ENOMEM) die("a product that overflows\n");
     // Of C23: not every C library has them.
     void (*sized)(void *, size_t) = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "free_sized");
     void (*aligned)(void *, size_t, size_t) = (void (*)(void *, size_t, size_t))dlsym(RTLD_DEFAULT, "free_aligned_sized");

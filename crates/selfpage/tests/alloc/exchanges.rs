@@ -215,7 +215,7 @@ fn it_goes_on_where_only_a_freed_block_leaves_memory() {
 fn it_goes_on_where_slots_of_that_length_are_used_up() {
     own_process::run("exchanges::it_goes_on_where_slots_of_that_length_are_used_up", || {
         small_pages();
-        let limit = libc::rlimit { rlim_cur: 20 << 30, rlim_max: libc::RLIM_INFINITY };
+        let limit = libc::rlimit { rlim_cur: 160 << 30, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: a valid limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
         let len = 40 * MIB;
