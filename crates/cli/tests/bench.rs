@@ -50,7 +50,7 @@ fn a_library_that_cannot_be_preloaded_is_not_measured() {
     let directory = Place::new("preload");
     let there = directory.0.join("a space");
     std::fs::create_dir(&there).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), there.join("selfpage")).unwrap();
+    directory.copy_of_tool("a space/selfpage");
     std::fs::write(there.join("libselfpage_malloc.so"), "").unwrap();
     for (bench, case) in [("objects", "larson-1t"), ("apps", "sort")] {
         let mut tool = Command::new(there.join("selfpage"));
@@ -548,8 +548,7 @@ impl Drop for Left {
 #[test]
 fn a_swap_file_that_stays_in_use_is_named_by_every_run_until_it_is_not() {
     let scratch = Place::new("left");
-    let tool = scratch.0.join("selfpage");
-    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
+    let tool = scratch.copy_of_tool("selfpage");
     let left = match Left::new(&scratch.0) {
         Ok(left) => left,
         Err(why) => return skip::skip("swap", &why),

@@ -1,7 +1,6 @@
 //! Every system of `bench paging`, `bench faults` and the benches of blocks, ours before all: each gives a row. The figures of the first two
 //! are of pages that came and went.
 
-use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -124,17 +123,15 @@ fn each_system_of_the_benches_of_blocks_gives_a_row() {
 #[test]
 fn a_library_is_found_where_it_is_installed() {
     let built = programs::build(&["selfpage-malloc"]);
-    let installed = Path::new("/var/tmp").join(format!("selfpage-test-installed-{}", std::process::id()));
-    ["bin", "lib"].iter().for_each(|name| std::fs::create_dir_all(installed.join(name)).unwrap());
-    let tool = installed.join("bin/selfpage");
-    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
-    let library = installed.join("lib/libselfpage_malloc.so");
+    let installed = Place::new("installed");
+    ["bin", "lib"].iter().for_each(|name| std::fs::create_dir(installed.0.join(name)).unwrap());
+    let tool = installed.copy_of_tool("bin/selfpage");
+    let library = installed.0.join("lib/libselfpage_malloc.so");
     std::fs::copy(built.join("libselfpage_malloc.so"), &library).unwrap();
     let bench = ["bench", "page-alloc", "--quick", "--reps", "1", "--case", "fresh-64m", "--system", "selfpage-malloc"];
     let run = || Command::new(&tool).args(bench).output().unwrap();
     let (with, _) = (run(), std::fs::remove_file(&library).unwrap());
     let without = run();
-    std::fs::remove_dir_all(&installed).unwrap();
     assert!(String::from_utf8_lossy(&with.stdout).contains("selfpage-malloc"), "{with:?}");
     let errors = String::from_utf8_lossy(&without.stderr);
     assert!(errors.contains("nor in ../lib; build it with `cargo build"), "{errors}");

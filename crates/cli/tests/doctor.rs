@@ -19,6 +19,7 @@ mod skip;
 mod tool;
 
 use filter::Call;
+use tool::Place;
 
 fn doctor(arguments: &[&str]) -> (String, Output) {
     let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("doctor").args(arguments).output().unwrap();
@@ -88,17 +89,12 @@ fn a_terminal_gets_colours_unless_it_has_none_or_they_are_not_wanted() {
 
 #[test]
 fn a_limit_on_threads_is_found_and_named() {
-    let place = Path::new("/var/tmp").join(format!("selfpage-doctor-test-{}", std::process::id()));
-    std::fs::create_dir(&place).unwrap();
-    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let tool = place.join("selfpage");
-    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
+    let place = Place::new("threads");
+    let tool = place.copy_of_tool("selfpage");
     // A user with no other processes, for whom this one is all that may be.
     let mut limited = Command::new("prlimit");
     limited.args(["--nproc=1", "setpriv", "--reuid=64123", "--clear-groups"]).arg(&tool).arg("doctor");
-    let output = limited.current_dir("/").output();
-    std::fs::remove_dir_all(&place).unwrap();
-    let Ok(output) = output else {
+    let Ok(output) = limited.current_dir("/").output() else {
         return skip::skip("prlimit", "there is no prlimit(1): apt-get install util-linux");
     };
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -305,7 +301,7 @@ fn a_limit_on_open_files_below_what_a_domain_takes_is_no_machine_to_run_on() {
 
 #[test]
 fn a_program_with_more_rights_than_its_caller_heeds_no_wish_for_pressure() {
-    let place = tool::Place::new("rights");
+    let place = Place::new("rights");
     if rustix::fs::statvfs(&place.0).unwrap().f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID) {
         return skip::skip("suid", "no program in /var/tmp gets its owner's rights: mount it without nosuid");
     }
@@ -325,7 +321,7 @@ fn a_program_with_more_rights_than_its_caller_heeds_no_wish_for_pressure() {
 #[test]
 fn names_that_are_no_text_hide_nothing_from_the_doctor() {
     use std::os::unix::ffi::OsStrExt;
-    let place = tool::Place::new("bytes");
+    let place = Place::new("bytes");
     let there = place.0.join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
     std::fs::create_dir(&there).unwrap();
     let tool = place.copy_of_tool(there.join(std::ffi::OsStr::from_bytes(b"self\xe9")));
@@ -337,7 +333,7 @@ fn names_that_are_no_text_hide_nothing_from_the_doctor() {
 
 #[test]
 fn swap_areas_that_cannot_be_read_may_be_there() {
-    let place = tool::Place::new("swaps");
+    let place = Place::new("swaps");
     let areas = b"Filename\tType\tSize\tUsed\tPriority\n/caf\xe9 file 1048572 0 -2\n";
     std::fs::write(place.0.join("swaps"), areas).unwrap();
     for line in [r#"mount --bind "$1/swaps" /proc/swaps"#, r#"mount -t tmpfs none "$1" && mount --bind "$1" /proc"#] {

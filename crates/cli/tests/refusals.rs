@@ -135,8 +135,7 @@ fn io_that_there_is_not_is_no_fault_of_the_place() {
 #[test]
 fn a_tool_without_its_libraries_says_where_they_come_from() {
     let place = Place::new("alone");
-    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), place.path("selfpage")).unwrap();
-    let output = Command::new(place.path("selfpage")).args(["run", "--", "true"]).output().unwrap();
+    let output = Command::new(place.copy_of_tool("selfpage")).args(["run", "--", "true"]).output().unwrap();
     let errors = text(&output.stderr);
     assert!(output.status.code() == Some(2) && errors.lines().count() == 1, "{errors}");
     assert!(errors.contains("cargo build ") && errors.contains("copy it there from target/"), "{errors}");

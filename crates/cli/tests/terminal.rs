@@ -4,23 +4,13 @@
 mod skip;
 mod tool;
 
-use tool::{Place, on_terminal, text, without_escapes};
+use tool::{Place, on_terminal, without_escapes};
 
 const BENCH: &str = "bench faults --quick --reps 2 --case first-touch-4k --system kernel";
 
 /// What is shown on a terminal of this kind. `None`, and said so: there can be none here.
 fn shown(place: &Place, kind: Option<&str>, arguments: &str) -> Option<String> {
-    let Ok(output) = on_terminal(kind, place, arguments) else {
-        skip::skip("script", "there is no script(1) to make a terminal: apt-get install bsdutils");
-        return None;
-    };
-    let shown = text(&output.stdout);
-    if output.status.code() == Some(1) && shown.contains("selfpage doctor") {
-        skip::skip("uffd", &shown);
-        return None;
-    }
-    assert_eq!(output.status.code(), Some(0), "{shown}");
-    Some(shown)
+    on_terminal(kind, place, arguments).map_err(|(needs, why)| skip::skip(needs, &why)).ok()
 }
 
 #[test]

@@ -105,8 +105,7 @@ fn the_whole_tour_as_whoever_runs_this() {
 #[test]
 fn the_whole_tour_as_nobody() {
     let place = Place::new("nobody");
-    let tool = place.0.join("selfpage");
-    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
+    let tool = place.copy_of_tool("selfpage");
     let mut run = Command::new(&tool);
     run.args(["tour", "--quick"]).env("TMPDIR", &place.0).current_dir("/");
     if text(&Command::new("id").arg("-u").output().unwrap().stdout).trim() == "0" {
@@ -120,16 +119,8 @@ fn the_whole_tour_as_nobody() {
 
 /// What the tool shows on a terminal of 120 columns, without escapes. `None`: it cannot be had here.
 fn on_terminal(place: &Place, arguments: &str) -> Option<String> {
-    let Ok(output) = tool::on_terminal(Some("xterm"), place, arguments) else {
-        skip::skip("script", "there is no script(1) to make a terminal: apt-get install bsdutils");
-        return None;
-    };
-    let shown = text(&output.stdout);
-    if output.status.code() == Some(1) && shown.contains("selfpage doctor") {
-        skip::skip("uffd", &shown);
-        return None;
-    }
-    assert_eq!(output.status.code(), Some(0), "{shown}");
+    let shown = tool::on_terminal(Some("xterm"), place, arguments);
+    let shown = shown.map_err(|(needs, why)| skip::skip(needs, &why)).ok()?;
     assert!(shown.contains("\x1b["), "no live line: {shown}");
     Some(without_escapes(&shown))
 }

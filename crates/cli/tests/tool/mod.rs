@@ -2,7 +2,6 @@
 #![allow(dead_code)]
 
 use std::fs::Permissions;
-use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -30,15 +29,25 @@ pub fn figure(row: &Value, name: &str) -> f64 {
     row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
 }
 
-/// Runs the tool to its end on a terminal of 120 columns, of a kind that `TERM` would name, if any.
+/// What the tool shows on a terminal of 120 columns, of a kind that `TERM` would name, if any.
 ///
 /// # Errors
-/// There is no script(1) to make a terminal.
-pub fn on_terminal(kind: Option<&str>, place: &Place, arguments: &str) -> io::Result<Output> {
+/// It cannot be had here: what the test is to be skipped for, and why.
+pub fn on_terminal(kind: Option<&str>, place: &Place, arguments: &str) -> Result<String, (&'static str, String)> {
     let line = format!("stty rows 30 cols 120; {} {arguments}", env!("CARGO_BIN_EXE_selfpage"));
     let mut run = Command::new("script");
     run.args(["-qec", &line, "/dev/null"]).env("TMPDIR", &place.0).env_remove("TERM");
-    run.envs(kind.map(|kind| ("TERM", kind))).stdin(Stdio::null()).output()
+    let output = run
+        .envs(kind.map(|kind| ("TERM", kind)))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|_| ("script", "there is no script(1) to make a terminal: apt-get install bsdutils".to_owned()))?;
+    let shown = text(&output.stdout);
+    if output.status.code() == Some(1) && shown.contains("selfpage doctor") {
+        return Err(("uffd", shown));
+    }
+    assert_eq!(output.status.code(), Some(0), "{shown}");
+    Ok(shown)
 }
 
 /// What stays of a terminal's output without colours and moves of the cursor.
