@@ -20,7 +20,7 @@ mod tool;
 use filter::Call;
 use frames::{FRAMES, can_page};
 use mounts::with_mounts;
-use tool::{Place, text};
+use tool::{Place, in_a_pid_namespace, text};
 
 #[test]
 fn a_service_manager_finds_a_program_without_frames_under_the_number_that_it_started() {
@@ -184,15 +184,12 @@ fn orphans_that_come_to_process_1_are_not_left_as_zombies() {
         return;
     }
     let orphan = format!("set -- $(true >&- & echo $!); {GONE}");
-    let mut first = Command::new("unshare");
-    first.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_selfpage"), "run"]).args(FRAMES);
-    let Ok(output) = first.args(["--", "sh", "-c", &orphan]).output() else {
-        return skip::skip("unshare", "there is no unshare(1): apt-get install util-linux");
+    let mut tool = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    tool.arg("run").args(FRAMES).args(["--", "sh", "-c", &orphan]);
+    let (output, errors) = match in_a_pid_namespace(&tool) {
+        Ok(ended) => ended,
+        Err((needs, why)) => return skip::skip(needs, &why),
     };
-    let errors = text(&output.stderr);
-    if errors.contains("unshare: ") {
-        return skip::skip("root", &errors);
-    }
     assert_eq!((text(&output.stdout).as_str(), errors.as_str()), ("gone\n", ""));
 }
 

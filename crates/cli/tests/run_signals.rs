@@ -16,7 +16,7 @@ mod skip;
 mod tool;
 
 use frames::{FRAMES, can_page, run, seen};
-use tool::text;
+use tool::{in_a_pid_namespace, text};
 
 #[test]
 fn a_timer_that_was_set_before_it_ends_the_program() {
@@ -409,15 +409,10 @@ fn in_process_1_which_no_signal_ends_it_is_a_status() {
     if !can_page() {
         return;
     }
-    let mut first = Command::new("unshare");
-    first.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_selfpage"), "run"]).args(FRAMES);
-    let Ok(output) = first.args(["--", "sh", "-c", "kill -TERM $$"]).output() else {
-        return skip::skip("unshare", "there is no unshare(1): apt-get install util-linux");
+    let (output, errors) = match in_a_pid_namespace(&run(FRAMES, &["sh", "-c", "kill -TERM $$"])) {
+        Ok(ended) => ended,
+        Err((needs, why)) => return skip::skip(needs, &why),
     };
-    let errors = text(&output.stderr);
-    if errors.contains("unshare: ") {
-        return skip::skip("root", &errors);
-    }
     assert_eq!((output.status.code(), errors.as_str()), (Some(128 + libc::SIGTERM), ""));
 }
 
@@ -428,15 +423,12 @@ fn in_a_group_without_a_number_there_is_nothing_to_follow() {
         return;
     }
     let tool = run(FRAMES, &["sh", "-c", "(sleep 1; kill -CONT $$) & kill -STOP $$; exit 7"]);
-    let mut first = Command::new("unshare");
-    first.args(["--pid", "--fork", "--mount-proc", "sh", "-c", "\"$@\"; exit $?", "sh"]);
-    let Ok(output) = first.arg(tool.get_program()).args(tool.get_args()).output() else {
-        return skip::skip("unshare", "there is no unshare(1): apt-get install util-linux");
+    let mut script = Command::new("sh");
+    script.args(["-c", "\"$@\"; exit $?", "sh"]).arg(tool.get_program()).args(tool.get_args());
+    let (output, errors) = match in_a_pid_namespace(&script) {
+        Ok(ended) => ended,
+        Err((needs, why)) => return skip::skip(needs, &why),
     };
-    let errors = text(&output.stderr);
-    if errors.contains("unshare: ") {
-        return skip::skip("root", &errors);
-    }
     assert_eq!((output.status.code(), errors.as_str()), (Some(7), ""));
 }
 

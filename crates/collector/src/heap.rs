@@ -148,9 +148,7 @@ fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
 /// releases take them from free parts, and give them back when a part is used again.
 fn mappings(bounds: &Range<usize>) -> Vec<Range<usize>> {
     // That of `/proc/self` is empty where the first thread has ended.
-    let maps = std::fs::read("/proc/thread-self/maps").unwrap_or_default();
-    // What other files are called need be no text.
-    let maps = String::from_utf8_lossy(&maps);
+    let maps = selfpage::task::text("/proc/thread-self/maps".as_ref()).unwrap_or_default();
     let parsed = maps.lines().filter_map(anonymous);
     let clipped = parsed.map(|range| range.start.max(bounds.start)..range.end.min(bounds.end));
     let whole = clipped.map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES));

@@ -10,6 +10,7 @@ use selfpage_core::linux::probe;
 use crate::alloc;
 use crate::doctor::limits::MOUNT;
 use crate::doctor::setting;
+use crate::task;
 
 const SWAPS: &str = "/proc/swaps";
 
@@ -108,16 +109,11 @@ impl Swapping {
     }
 }
 
-/// A file of the kernel's. Names in it may be no text.
-fn text(path: &str) -> Option<String> {
-    Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
-}
-
 /// The directory of this process's cgroup for `controller` (empty: the unified tree, mounted as `kind`).
 fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
-    let groups = text("/proc/thread-self/cgroup")?;
+    let groups = task::text("/proc/thread-self/cgroup".as_ref()).ok()?;
     let path = alloc::cgroup::way(&groups, |controllers| controllers.split(',').any(|one| one == controller))?;
-    let mounts = text("/proc/thread-self/mounts")?;
+    let mounts = task::text("/proc/thread-self/mounts".as_ref()).ok()?;
     let root = mounts.lines().find_map(|line| {
         let fields: Vec<_> = line.split(' ').collect();
         let [_, place, mounted, options, ..] = fields[..] else {

@@ -50,6 +50,19 @@ pub fn on_terminal(kind: Option<&str>, place: &Place, arguments: &str) -> Result
     Ok(shown)
 }
 
+/// Runs a program to its end as process 1 of a PID namespace of its own, and what it says to standard error.
+///
+/// # Errors
+/// That cannot be had here: what the test is to be skipped for, and why.
+pub fn in_a_pid_namespace(program: &Command) -> Result<(Output, String), (&'static str, String)> {
+    let mut first = Command::new("unshare");
+    first.args(["--pid", "--fork", "--mount-proc"]).arg(program.get_program()).args(program.get_args());
+    let output =
+        first.output().map_err(|_| ("unshare", "there is no unshare(1): apt-get install util-linux".to_owned()))?;
+    let errors = text(&output.stderr);
+    if errors.contains("unshare: ") { Err(("root", errors)) } else { Ok((output, errors)) }
+}
+
 /// What stays of a terminal's output without colours and moves of the cursor.
 pub fn without_escapes(shown: &str) -> String {
     let mut parts = shown.split("\x1b[");

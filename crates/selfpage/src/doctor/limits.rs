@@ -2,6 +2,7 @@
 
 use super::{Finding, State, readable, setting};
 use crate::residence::{LockLimit, Swapping};
+use crate::task;
 use rustix::process::{DumpableBehavior, dumpable_behavior};
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::limit::{self, Resource};
@@ -82,11 +83,9 @@ pub(crate) fn undumpable() -> Option<&'static str> {
 
 /// The filter on this process's system calls.
 pub(super) fn seccomp() -> Finding {
-    let Ok(status) = fs::read("/proc/self/status") else {
+    let Ok(status) = task::text("/proc/self/status".as_ref()) else {
         return Finding::new("seccomp", State::Degraded, "unknown: /proc/self/status cannot be read").remedy(MOUNT);
     };
-    // What the program is called need be no text.
-    let status = String::from_utf8_lossy(&status);
     let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).map(str::trim);
     match mode {
         Some("0") | None => Finding::new("seccomp", State::Present, "no filter on system calls"),
@@ -146,9 +145,8 @@ fn swap(limit: &LockLimit, swapping: Swapping) -> Finding {
 
 fn mappings() -> Finding {
     const FEATURE: &str = "vm.max_map_count";
-    // What the files are called need be no text.
-    let maps = fs::read("/proc/thread-self/maps");
-    let used = maps.map_or_else(|_| "an unknown number".to_owned(), |maps| lines(&maps).to_string());
+    let maps = task::text("/proc/thread-self/maps".as_ref());
+    let used = maps.map_or_else(|_| "an unknown number".to_owned(), |maps| maps.lines().count().to_string());
     let limit = setting("/proc/sys/vm/max_map_count").and_then(|limit| limit.parse::<u64>().ok());
     match limit {
         Some(limit) if limit >= MAPPINGS_MIN => {
@@ -164,11 +162,6 @@ fn mappings() -> Finding {
         )
         .remedy(format!("sysctl -w vm.max_map_count={MAPPINGS_MIN}")),
     }
-}
-
-/// How many lines there are, each with its end.
-fn lines(text: &[u8]) -> usize {
-    text.iter().filter(|byte| **byte == b'\n').count()
 }
 
 /// A limit that a filter of system calls has not told.

@@ -120,6 +120,19 @@ fn blocks_move_where_data_is_limited() {
     moves_where_there_can_be_no_new_mappings("input::blocks_move_where_data_is_limited", libc::RLIMIT_DATA);
 }
 
+/// Resizes blocks of 8 MiB so that each has to move, and frees them.
+fn grow_in_each_others_way(blocks: [(u8, NonNull<u8>); 2]) {
+    for (byte, block) in blocks {
+        // SAFETY: ours, as long as was asked for.
+        unsafe {
+            block.write_bytes(byte, 8 << 20);
+            let moved = alloc::resize(block, 40 << 20).unwrap();
+            assert!(std::slice::from_raw_parts(moved.as_ptr(), 8 << 20).iter().all(|at| *at == byte));
+            alloc::free(moved);
+        }
+    }
+}
+
 /// As under a filter that comes later, or a service manager's.
 #[test]
 fn blocks_move_where_neither_limits_nor_memory_are_told() {
@@ -128,16 +141,7 @@ fn blocks_move_where_neither_limits_nor_memory_are_told() {
             Call::any(call).fails(libc::EPERM).unwrap();
         }
         let blocks = [7, 8].map(|byte| (byte, alloc::allocate(8 << 20, 1).unwrap()));
-        // Each in the other's way.
-        for (byte, block) in blocks {
-            // SAFETY: ours, as long as was asked for.
-            unsafe {
-                block.write_bytes(byte, 8 << 20);
-                let moved = alloc::resize(block, 40 << 20).unwrap();
-                assert!(std::slice::from_raw_parts(moved.as_ptr(), 8 << 20).iter().all(|at| *at == byte));
-                alloc::free(moved);
-            }
-        }
+        grow_in_each_others_way(blocks);
     });
 }
 
@@ -348,16 +352,7 @@ fn a_block_is_copied_where_there_may_be_a_strict_overcommit_and_not_a_page_is_le
             Call::with(libc::SYS_mmap, 1, 4096).fails(libc::ENOMEM).unwrap();
             // The child's only one.
             Call::with(libc::SYS_mremap, 3, MOVES as u32).ends_its_thread().unwrap();
-            // Each in the other's way.
-            for (byte, block) in blocks {
-                // SAFETY: ours, as long as was asked for.
-                unsafe {
-                    block.write_bytes(byte, 8 << 20);
-                    let moved = alloc::resize(block, 40 << 20).unwrap();
-                    assert!(std::slice::from_raw_parts(moved.as_ptr(), 8 << 20).iter().all(|at| *at == byte));
-                    alloc::free(moved);
-                }
-            }
+            grow_in_each_others_way(blocks);
         });
     });
 }
